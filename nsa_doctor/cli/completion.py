@@ -21,6 +21,14 @@ def codes() -> list[tuple[str, str]]:
     return [(manual.code, manual.name) for manual in registry.manuals().values()]
 
 
+def listed_codes(incomplete: str) -> list[tuple[str, str]]:
+    """Codes and families behind what is listed already: `FWD201,GRD1` goes on as `FWD201,GRD101`."""
+    before = incomplete.rpartition(",")[0]
+    listed = f"{before}," if before else ""
+    families = dict.fromkeys(code[:3] for code, _ in codes())
+    return [*((f"{listed}{code}", name) for code, name in codes()), *((f"{listed}{each}", "") for each in families)]
+
+
 def policies() -> list[str]:
     """Policies that come with nsa-doctor."""
     from nsa_doctor.core.shipped import shipped

@@ -79,8 +79,6 @@ for _command in (
     data,
 ):
     app.command(cls=Command)(_command)
-for _command in (render, compare, data):
-    app.command(cls=Command)(_command)
 app.command("go-no-go", cls=Command)(go_no_go)
 app.command("gate-stats", cls=Command)(gate_stats)
 app.command("gate-init", cls=Command)(gate_init)

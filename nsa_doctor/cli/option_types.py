@@ -62,8 +62,13 @@ Profile = Annotated[
     typer.Option(help="smoke (10 s), quick (a minute) or full (ten minutes).", autocompletion=completion.OF_PROFILES),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
-Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN.")]
-Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]
+Select = Annotated[
+    str | None,
+    typer.Option(help="Only these codes or families: FWD,NAN.", autocompletion=completion.listed_codes),
+]
+Ignore = Annotated[
+    str | None, typer.Option(help="Not these codes or families.", autocompletion=completion.listed_codes)
+]
 Jobs = Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")]
 Format = Annotated[

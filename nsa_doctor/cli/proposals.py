@@ -251,7 +251,48 @@ def _convention(function: ast.FunctionDef) -> str | None:
         return None
     every = {*names, *(each.arg for each in given.kwonlyargs)}
     matching = [like for like, special in _BY_PARAMETER.items() if every.intersection(special)]
+    if matching == ["flash"] and every.intersection(_BY_PARAMETER["flash"]) == {"causal"} and _multiplies(function):
+        return "sdpa"
     return matching[0] if matching else "sdpa"
+
+
+def _multiplies(function: ast.FunctionDef) -> bool:
+    """Whether queries are multiplied by keys as they come, so that tokens stand before channels: heads are before them.
+
+    Where tokens stand before heads, something is turned round first.
+    """
+    products = (
+        (each.left, each.right)
+        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.MatMult)
+        else (each.args[0], each.args[1])
+        if isinstance(each, ast.Call) and _last(each.func) in ("matmul", "bmm") and len(each.args) > 1
+        else None
+        for each in ast.walk(function)
+    )
+    names = {each.arg for each in function.args.args}
+    turned = {
+        each.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        for each in ast.walk(target)
+        if isinstance(each, ast.Name)
+    }
+    of_queries = (_root(pair[0]) for pair in products if pair is not None)
+    return any(name in names and name not in turned and name.lower() in _QUERY for name in of_queries)
+
+
+def _root(node: ast.AST) -> str:
+    """The variable that an expression is a product or a cast of; "" for one that is laid out otherwise."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
+        return _root(node.left)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("float", "to", "half")
+    ):
+        return _root(node.func.value)
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _made(function: ast.FunctionDef, modules: set[str]) -> str | None:

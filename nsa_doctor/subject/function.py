@@ -174,7 +174,8 @@ class FunctionSubject:
     `reference` is another function, called alike, that is right, and `given` are inputs of the user's, laid out as the
     function takes them. `beat` is called before each call with its sizes, and `lose` with what ended the device for
     this process; `wait` makes the region in which the device is waited for. gradient_refusal: in which words it refuses
-    to give gradients here.
+    to give gradients here. `otherwise` are subjects of the same function, called by conventions that lay the same
+    tensors out in another way.
     """
 
     name: str
@@ -197,6 +198,7 @@ class FunctionSubject:
     wait: Callable[[str], AbstractContextManager[object]] = field(default=nullcontext, repr=False)
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     gradient_refusal: str = ""
+    otherwise: tuple["FunctionSubject", ...] = field(default=(), repr=False, compare=False)
 
     @property
     def has_gradients(self) -> bool:

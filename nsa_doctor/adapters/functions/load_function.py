@@ -74,7 +74,13 @@ def load_function(
         wait=wait,
     )
     check_call(subject)
-    return without_refused_gradients(without_refused_mask(subject))
+    subject = without_refused_gradients(without_refused_mask(subject))
+    others = [name for name in _TAKEN_FOR_EACH_OTHER if name != request.like and request.like in _TAKEN_FOR_EACH_OTHER]
+    return replace(subject, otherwise=tuple(_called_as(subject, name) for name in others))
+
+
+def _called_as(subject: FunctionSubject, name: str) -> FunctionSubject:
+    return replace(subject, convention=convention(name, subject.spec), known={})
 
 
 def _words(request: FunctionRequest) -> Iterator[str]:
@@ -107,6 +113,7 @@ def without_refused_gradients(subject: FunctionSubject) -> FunctionSubject:
     return replace(subject, gradient_refusal=failure.sentence)
 
 
+_TAKEN_FOR_EACH_OTHER = ("sdpa", "flash")  # heads before tokens, and behind them
 _MASKS = ("attn_mask", "mask", "block_mask")  # as a keyword
 
 

@@ -12,6 +12,7 @@ Example:
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -23,19 +24,33 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.functions import shapes
 from nsa_doctor.probes.functions.calling import ask
 from nsa_doctor.probes.functions.problems import problem_of
-from nsa_doctor.subject.function import FunctionSubject
+from nsa_doctor.subject.function import FunctionSubject, Shape
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
-    asked = (shapes.square(subject), shapes.unequal(subject), shapes.other_sizes(subject))
-    for shape in (shapes.base(subject), *chain.from_iterable(asked)):
+    for shape in _shapes(subject):
         problem = problem_of(subject, shape)
         answer = ask(subject, problem)
         for name, what in answer.malformed.items():
             message = f"{name} of {subject.name} has the wrong form {conditions(subject, problem)}: {what}"
+            message += "".join(_served_otherwise(subject))
             evidence = {"kind": "wrong_shape", "tensor": name, "target": name}
             yield found(subject, "FUN102", message, problem, answer, evidence, name.startswith("d"))
             return
+
+
+def _shapes(subject: FunctionSubject) -> tuple[Shape, ...]:
+    asked = (shapes.square(subject), shapes.unequal(subject), shapes.other_sizes(subject))
+    return (shapes.base(subject), *chain.from_iterable(asked))
+
+
+def _served_otherwise(subject: FunctionSubject) -> Iterator[str]:
+    """The convention by which the function has the right form at every size, where it may be meant for that one."""
+    for each in subject.otherwise:
+        other = replace(each, function=subject.function)
+        answers = (ask(other, problem_of(other, shape)) for shape in _shapes(other))
+        if all(answer.failure is None and not answer.malformed for answer in answers):
+            yield f"; called by --like {other.convention.name} it has the right form everywhere"
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:

@@ -78,14 +78,19 @@ def _finding(
 ) -> Finding:
     path = local[0] if local else ""
     alone = f"; handed exact values, {path} alone is off {local[1].ratio:.3g} times as far" if local else ""
-    kind = {} if math.isfinite(found.error) else {"kind": "not finite"}
     straying = straying_operation(pair, x, path)
     place = straying[1] if straying else definition_place(pair.low.module.get_submodule(path))
     first = f"; first as far off in {straying[0]}" if straying else ""
     return Finding(
         message=f"{found.words(pair, f'on {name} at S={x.shape[1]}')}{alone}{first}",
         where=replace(place, module=path),
-        evidence={"length": x.shape[1], "dtype": pair.low.dtype, "error": found.error, "budget": found.budget} | kind,
+        evidence={
+            "length": x.shape[1],
+            "dtype": pair.low.dtype,
+            "error": found.error,
+            "budget": found.budget,
+            "kind": "strays" if math.isfinite(found.error) else "not finite",
+        },
         repro=command_for(subject, "FWD304"),
     )
 

@@ -130,7 +130,9 @@ def _needs(proposal: Proposal) -> str:
 def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
     lines = [_HEAD, f"subject = {_quoted(chosen.subject)}  # {escaped(chosen.place)}"]
     if chosen.like:
-        lines.append(f"like = {_quoted(chosen.like)}  # how it is called; `nsa-doctor run -h` lists the others")
+        lines.append(
+            f"like = {_quoted(chosen.like)}  # a guess by its parameters; `nsa-doctor run -h` lists the others"
+        )
     if chosen.folder != ".":
         folders = [chosen.folder, *(["."] if chosen.made_with else [])]
         lines.append(f"path = [{', '.join(map(_quoted, folders))}]  # where its package lies")

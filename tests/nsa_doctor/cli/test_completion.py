@@ -3,6 +3,7 @@
 import pytest
 
 from nsa_doctor.cli.main import serve
+from nsa_doctor.core.registry import manuals
 
 
 @pytest.mark.parametrize(
@@ -11,6 +12,9 @@ from nsa_doctor.cli.main import serve
         ("nsa-doctor go", {"go-no-go"}),
         ("nsa-doctor run --profile s", {"smoke"}),
         ("nsa-doctor explain FWD20", {f"FWD20{number}" for number in range(1, 10)}),
+        ("nsa-doctor run --select FWD20", {f"FWD20{number}" for number in range(1, 10)}),
+        ("nsa-doctor run --select FW", {"FWD", *(code for code in manuals() if code.startswith("FW"))}),
+        ("nsa-doctor run --ignore NAN,GAT10", {f"NAN,GAT10{number}" for number in range(1, 6)}),
         ("nsa-doctor go-no-go --policy f", {"foreign", "function"}),
     ],
 )

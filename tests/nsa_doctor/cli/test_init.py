@@ -89,6 +89,24 @@ def test_a_function_is_called_as_its_parameters_are_named(folder: Path, argument
     assert found.like == like
 
 
+@pytest.mark.parametrize(
+    ("body", "like"),
+    [
+        ("s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5; return s.softmax(-1) @ v", "sdpa"),
+        ("s = torch.matmul(q.float() * 0.1, k.mT); return s.softmax(-1) @ v", "sdpa"),
+        ("q, k, v = (x.transpose(1, 2) for x in (q, k, v)); return (q @ k.mT).softmax(-1) @ v", "flash"),
+        ("s = torch.einsum('bqhd,bkhd->bhqk', q, k); return s", "flash"),
+        ("return _Kernel.apply(q, k, v, causal)", "flash"),
+    ],
+)
+def test_heads_stand_before_tokens_where_queries_are_multiplied_by_keys_as_they_come(
+    folder: Path, body: str, like: str
+) -> None:
+    write(folder, "kernels.py", f"def attend(q, k, v, causal=True):\n    {body}\n")
+    (found,) = proposals(folder)
+    assert found.like == like
+
+
 def test_a_package_in_src_is_found_there(folder: Path) -> None:
     write(folder, "src/my_pkg/attn.py", BARE)
     assert serve(["init"]) == 0

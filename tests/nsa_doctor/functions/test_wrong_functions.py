@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsa import nsa_attention
+from nsa_doctor.adapters.functions.load_function import FunctionRequest, load_function
 from nsa_doctor.core.finding import Result
 from nsa_doctor.subject.function import Arguments, Convention, Problem
 from tests.nsa_doctor.functions.examined import results, subject_of
@@ -188,3 +189,9 @@ def test_a_convention_of_the_users_own_is_called_as_it_says() -> None:
     )
     ended = results(subject, ["FUN102", "FUN201", "FUN301", "FUN401"])
     assert {result.verdict.value for result in ended.values()} == {"PASS"}
+
+
+def test_a_function_called_by_the_wrong_convention_is_told_the_right_one() -> None:
+    request = FunctionRequest(subject="fn:tests.nsa_doctor.functions.healthy:flash", like="sdpa", profile="smoke")
+    (finding,) = results(load_function(request), ["FUN102"])["FUN102"].findings
+    assert finding.message.endswith("; called by --like flash it has the right form everywhere")
