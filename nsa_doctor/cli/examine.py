@@ -29,6 +29,8 @@ from nsa_doctor.isolation.start import Children
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from nsa_doctor.engine.run import RunRequest
+
 _TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (("profile", "spec", "like", "reference", "inputs", "select", "ignore", "input"), (str,), "a text"),
     (("size", "dtype", "device"), (str,), "a text"),
@@ -158,14 +160,18 @@ def examine(
     )
     from nsa_doctor.engine import run as running
 
-    if given is not None:  # threads of OpenMP are not forked
-        run_request = replace(run_request, examination_request=replace(run_request.examination_request, threads=1))
+    run_request = run_request if given is None else _on_one_thread(run_request)
     with given or paths_inherited(), progress.of_steps(quiet) as listener:
         try:
             report = running.run(run_request, listener)
         except UsageError as error:
             raise UsageError(_with_own_name(str(error), subject)) from None
     return Examination(report if given is None else _called_by_value(report, subject))
+
+
+def _on_one_thread(request: "RunRequest") -> "RunRequest":
+    """Threads of OpenMP are not forked."""
+    return replace(request, examination_request=replace(request.examination_request, threads=1))
 
 
 def _called_by_value(report: Report, subject: Any) -> Report:

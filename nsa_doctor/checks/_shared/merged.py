@@ -1,4 +1,4 @@
-"""What half precision does to positions and to choices in a module of float32: FWD304's other question."""
+"""What half precision does to positions, and to choices in a module of float32: FWD304's other question."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,15 +25,20 @@ def merged(subject: Subject) -> Iterator[Finding | Note]:
     """The first decision that merged positions take in the subject as it is, or under autocast; else a note.
 
     Autocast is how a module of float32 is trained in half precision, and it leaves parameters and buffers alone; nobody
-    has said that the whole of it will be converted, so what merges then is a note. How far the output strays is not
-    judged here: running sums of logarithms and long memories rightly keep to float32, while positions that merge are
-    wrong however little it shows. So are choices by values that were rounded for nothing.
+    has said that the whole of it will be converted, so what merges then is a note. What is examined in half precision
+    is so converted. How far the output strays is not judged here: running sums of logarithms and long memories rightly
+    keep to float32, while positions that merge are wrong however little it shows. So are choices by values that were
+    rounded for nothing.
     """
     length = min(_LENGTH, subject.max_length)
-    if subject.dtype != "float32":
+    if subject.dtype == "float64":
         return
     sp = built(subject)
-    if (rounded := attempt(lambda: first_rounded_choice(sp, sp.input(length)))) and not isinstance(rounded, Caught):
+    if (
+        subject.dtype == "float32"
+        and (rounded := attempt(lambda: first_rounded_choice(sp, sp.input(length))))
+        and not isinstance(rounded, Caught)
+    ):
         yield _finding(subject, sp, f"{rounded.what}, at S={length}", rounded.place, "as it is", length)
         return
     if length < _LEAST:
@@ -54,6 +59,8 @@ def merged(subject: Subject) -> Iterator[Finding | Note]:
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Subject, str]]:
     yield "", subject, subject.dtype
+    if subject.dtype != "float32":
+        return
     device = torch.device(subject.device).type
 
     def under_autocast(module: nn.Module, x: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.numerics.rounding_budget import Stray, Twins, first_stray, longest_stray, twins
 from nsa_doctor.probes.numerics.straying_operation import straying_operation
 from nsa_doctor.subject.contract import Subject
@@ -78,19 +77,12 @@ def _finding(
 ) -> Finding:
     path = local[0] if local else ""
     alone = f"; handed exact values, {path} alone is off {local[1].ratio:.3g} times as far" if local else ""
-    straying = straying_operation(pair, x, path)
-    place = straying[1] if straying else definition_place(pair.low.module.get_submodule(path))
-    first = f"; first as far off in {straying[0]}" if straying else ""
+    operation, place = straying_operation(pair, x, path)
+    first = f"; first as far off in {operation}" if operation else ""
     return Finding(
         message=f"{found.words(pair, f'on {name} at S={x.shape[1]}')}{alone}{first}",
         where=replace(place, module=path),
-        evidence={
-            "length": x.shape[1],
-            "dtype": pair.low.dtype,
-            "error": found.error,
-            "budget": found.budget,
-            "kind": "strays" if math.isfinite(found.error) else "not finite",
-        },
+        evidence={"length": x.shape[1], "dtype": pair.low.dtype, **found.evidence},
         repro=command_for(subject, "FWD304"),
     )
 

@@ -99,8 +99,11 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
         target = _target(node)
         if target is None or target.startswith("_"):
             continue
-        if target in read | touched or read & set(READING_ALL):
+        if target in touched or read & set(READING_ALL):
             return None
+        if target in read:
+            other = _overwriting(innermost, node, target)
+            return None if other is None else Unread(target, place, f"line {other} gives it another value")
         return Unread(target, place, _namesake(innermost, node, target))
     return None
 
@@ -150,6 +153,19 @@ def _target(node: ast.AST) -> str | None:
     else:
         return None
     return target.id if isinstance(target, ast.Name) else None
+
+
+def _overwriting(function: ast.AST, assigned: ast.AST, name: str) -> int | None:
+    """The line behind it, of the same block, that gives the variable another value before anything reads it."""
+    blocks = (getattr(node, part, None) for node in ast.walk(function) for part in ("body", "orelse", "finalbody"))
+    block = next((each for each in blocks if isinstance(each, list) and assigned in each), [])
+    for following in block[block.index(assigned) + 1 :] if block else ():
+        named = [node for node in ast.walk(following) if isinstance(node, ast.Name) and node.id == name]
+        if any(not isinstance(node.ctx, ast.Store) for node in named):
+            return None
+        if isinstance(following, (ast.Assign, ast.AnnAssign)) and named:
+            return following.lineno
+    return None
 
 
 def _names_of(node: ast.AST) -> list[str]:

@@ -57,6 +57,12 @@ class Stray:
     budget: float
     relative: float
 
+    @property
+    def evidence(self) -> dict[str, float | str]:
+        """Its figures, and what kind of thing was seen."""
+        kind = "strays" if math.isfinite(self.error) else "not finite"
+        return {"error": self.error, "budget": self.budget, "kind": kind}
+
     def words(self, pair: Twins, where: str) -> str:
         """`float32 is off by 0.005 a token on ordinary input at S=64, 99 times what rounding … to float32 does`."""
         rounding = f"rounding every parameter and module output to {str(pair.rounding)[6:]}"

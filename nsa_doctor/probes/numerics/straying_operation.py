@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.recording import Operation, Recording
 from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.probes.numerics.paired_operations import aligned
@@ -17,14 +18,15 @@ from nsa_doctor.probes.tensors.widened import Widened
 _SHARE = 0.25  # of the error at the end, in units of what it is an error of
 
 
-def straying_operation(pair: Twins, x: Tensor, path: str) -> tuple[str, Place] | None:
+def straying_operation(pair: Twins, x: Tensor, path: str) -> tuple[str, Place]:
     """Name and place of the first operation, of those the output is made of, that is about as far off as it is.
 
-    Of the module at `path` and what is in it; None where none of the subject's own lines is.
+    Of the module at `path` and what is in it; no name, and where that module is defined, where none of its lines is.
     """
+    whole = "", definition_place(pair.low.module.get_submodule(path))
     found = attempt(lambda: (_recorded_low(pair, x), _recorded_wide(pair, x)))
     if isinstance(found, Caught):
-        return None
+        return whole
     low, wide = found
     others = {i: wide.operations[j] for i, j in aligned(low.operations, wide.operations)}
     errors = {index: _error(low.operations[index], other) for index, other in others.items()}
@@ -35,7 +37,7 @@ def straying_operation(pair: Twins, x: Tensor, path: str) -> tuple[str, Place] |
         if is_inside and operation.place.file and errors.get(index, 0.0) >= min(off, 1.0) * _SHARE:
             cast = _cast_before(low, index, others)
             return (cast or operation).name, (cast or operation).place
-    return None
+    return whole
 
 
 def _recorded_low(pair: Twins, x: Tensor) -> Recording:

@@ -16,9 +16,9 @@ def examined(monkeypatch: pytest.MonkeyPatch):
     """`examined("half_positions")` is the result of FWD304 on that module of `faulty.merging`."""
     monkeypatch.syspath_prepend(HERE)
 
-    def examine(name: str) -> Result:
+    def examine(name: str, dtype: str = "float32") -> Result:
         subject = load_subject(SubjectRequest(spec=f"faulty.merging:{name}", lengths=(16,)))
-        return run_check(registry.load("FWD304"), replace(subject, longest=4096))
+        return run_check(registry.load("FWD304"), replace(subject, longest=4096, dtype=dtype))
 
     return examine
 
@@ -48,6 +48,13 @@ def test_positions_that_half_precision_merges_are_found_where_they_come_from(
     assert finding.evidence["way"] == way
     assert finding.where.module == "part"
     assert is_marked(finding.where.file, finding.where.line)
+
+
+def test_what_is_examined_in_half_precision_is_looked_at_in_it(examined) -> None:
+    (finding,) = examined("positions_cast", dtype="bfloat16").findings
+    assert finding.message.startswith("cos is taken of angles that are off by")
+    assert is_marked(finding.where.file, finding.where.line)
+    assert examined("rotary", dtype="bfloat16").findings == ()
 
 
 def test_positions_that_merge_when_the_whole_module_is_converted_are_a_note(examined) -> None:

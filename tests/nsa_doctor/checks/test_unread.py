@@ -119,6 +119,34 @@ def made_of_the_attribute_once_more(module: nn.Module, y: Tensor) -> Tensor:
     return y @ (weight + module.weight)
 
 
+def overwritten(module: nn.Module, y: Tensor) -> Tensor:
+    mixed = y.softmax(1) * y
+    shape = y.shape
+    mixed = y.tanh().reshape(shape)
+    return mixed
+
+
+def overwritten_where_it_is_read(module: nn.Module, y: Tensor) -> Tensor:
+    mixed = y.softmax(1) * y
+    mixed = (mixed * 0).detach() + y.tanh()
+    return mixed
+
+
+def overwritten_at_times(module: nn.Module, y: Tensor) -> Tensor:
+    mixed = y.softmax(1).detach() * 0 if module.wants_weights else y.softmax(1)
+    if not module.wants_weights:
+        mixed = y.tanh()
+    return mixed
+
+
+def overwritten_in_the_next_turn(module: nn.Module, y: Tensor) -> Tensor:
+    mixed, total = y.sin(), y
+    for _ in range(2):
+        total = total + mixed.detach()
+        mixed = y.cos()
+    return total
+
+
 def examined(then: Callable[[nn.Module, Tensor], Tensor]) -> Result:
     subject = Subject(
         name="tests",
@@ -191,6 +219,7 @@ def test_a_variable_that_nothing_reads_is_a_note() -> None:
             "y.masked_fill(hidden, 0.0)",
         ),
         (goes_on_with_the_attribute, "reads module.weight in its place", "weight = module.weight.exp()"),
+        (overwritten, "mixed is computed in every pass, and nothing reads it; line", "mixed = y.softmax(1) * y"),
     ],
 )
 def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
@@ -215,6 +244,9 @@ def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
         writes_in_place,
         counts_up,
         discards,
+        overwritten_where_it_is_read,
+        overwritten_at_times,
+        overwritten_in_the_next_turn,
     ],
 )
 def test_what_may_come_to_something_is_none(then: Callable[[nn.Module, Tensor], Tensor]) -> None:

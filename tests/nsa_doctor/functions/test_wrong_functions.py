@@ -191,7 +191,7 @@ def test_a_convention_of_the_users_own_is_called_as_it_says() -> None:
     assert {result.verdict.value for result in ended.values()} == {"PASS"}
 
 
-def test_a_function_called_by_the_wrong_convention_is_told_the_right_one() -> None:
+def test_a_function_called_by_the_wrong_convention_hears_of_the_right_one() -> None:
     request = FunctionRequest(subject="fn:tests.nsa_doctor.functions.healthy:flash", like="sdpa", profile="smoke")
     (finding,) = results(load_function(request), ["FUN102"])["FUN102"].findings
     assert finding.message.endswith("; called by --like flash it has the right form everywhere")

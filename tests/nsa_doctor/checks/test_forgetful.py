@@ -1,0 +1,66 @@
+"""FWD244: what decodes with a state and never reads it is found, and no one else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+WIDTH = 8
+
+
+class Scan(nn.Module):
+    """A sum of the tokens so far of which `keeps` is kept at each token."""
+
+    def __init__(self, keeps: float) -> None:
+        super().__init__()
+        self.mixed, self.keeps = nn.Linear(WIDTH, WIDTH), keeps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(self.taken(x, torch.zeros_like(x[:, :1]))[0], 1)
+
+    def taken(self, x: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Outputs of each token, and the state behind them."""
+        outputs = []
+        for token in self.mixed(x).split(1, 1):
+            state = self.keeps * state + token
+            outputs.append(state)
+        return outputs, state
+
+
+def examined(keeps: float, *, decodes: bool = True) -> Result:
+    def fed(module: nn.Module, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        outputs, state = module.taken(x, torch.zeros_like(x[:, :1]) if state is None else state)
+        return torch.cat(outputs, 1), state
+
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), Scan(keeps))[1],
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+        profile="smoke",
+    )
+    return run_check(registry.load("FWD244"), replace(subject, prefill=fed, step=fed) if decodes else subject)
+
+
+def test_a_state_that_decays_to_nothing_at_once_is_found() -> None:
+    (finding,) = examined(0.0).findings
+    assert finding.message.startswith("no output depends on an earlier token at S=")
+    assert finding.where.function == "forward"
+
+
+@pytest.mark.parametrize("keeps", [1.0, 0.5, 1e-3])
+def test_a_state_that_is_kept_is_none(keeps: float) -> None:
+    result = examined(keeps)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_what_does_not_decode_may_be_of_each_token_by_itself() -> None:
+    assert examined(0.0, decodes=False).verdict is Verdict.SKIP
