@@ -142,8 +142,8 @@ def examine(
 
     Raises UsageError or OptionError, both ValueErrors, for what cannot be examined at all.
     """
-    _require_no_examination_around()
     _require_types(vars())
+    _require_no_examination_around()
     words, given = _named(subject, is_function=like is not None)
     request = options.examined(
         SubjectOptions(subject=words, input_kind=input, width=width, spec=spec, train=_name_of_step(train), size=size),
@@ -158,9 +158,9 @@ def examine(
     run_request = options.run_request(
         examination_request=request, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast
     )
+    run_request = run_request if given is None else _on_one_thread(run_request)
     from nsa_doctor.engine import run as running
 
-    run_request = run_request if given is None else _on_one_thread(run_request)
     with given or paths_inherited(), progress.of_steps(quiet) as listener:
         try:
             report = running.run(run_request, listener)
@@ -209,7 +209,7 @@ def _require_types(words: dict[str, Any]) -> None:
                 raise OptionError(f"{name} must be {said}, got {value!r}")
 
 
-def _name_of_step(train: str | Callable[..., Any] | None) -> str | None:
+def _step(train: str | Callable[..., Any] | None) -> str | None:
     if train is None or isinstance(train, str):
         return train
     if (name := _importable_name(train)) is None:

@@ -51,10 +51,10 @@ def test_positions_that_half_precision_merges_are_found_where_they_come_from(
 
 
 def test_what_is_examined_in_half_precision_is_looked_at_in_it(examined) -> None:
-    (finding,) = examined("positions_cast", dtype="bfloat16").findings
-    assert finding.message.startswith("cos is taken of angles that are off by")
+    (finding,) = examined("mask_in_its_dtype", dtype="bfloat16").findings
+    assert finding.message.startswith("positions that have merged are compared")
     assert is_marked(finding.where.file, finding.where.line)
-    assert examined("rotary", dtype="bfloat16").findings == ()
+    assert examined("mask", dtype="bfloat16").findings == ()
 
 
 def test_positions_that_merge_when_the_whole_module_is_converted_are_a_note(examined) -> None:
