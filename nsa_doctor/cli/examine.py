@@ -132,9 +132,8 @@ def examine(
     """Examine a module, or with `like` an attention function, as `nsa-doctor run` does, in processes of its own.
 
     subject: a class or a function that returns an `nn.Module`, an `Adapter` or a `Subject`; a module, of which copies
-    are examined; with `like` the function itself; or the text that `--subject` takes. The other arguments are the
-    command's options, `timeout` in seconds a call and `compile_timeout` in seconds that it may compile beside that;
-    `train` may be the step itself, where it can be imported by name.
+    are examined; with `like` the function itself; or the text that `--subject` takes. The other arguments are options
+    of the command, the two time-outs in seconds; `train` may be the step itself, where it can be imported by name.
 
     What can be imported by name is imported in new processes; a script that calls this needs `if __name__ ==
     "__main__":` around the call, as they import it too. Lambdas, cells of a notebook, modules and what is defined under
@@ -146,7 +145,7 @@ def examine(
     _require_no_examination_around()
     words, given = _named(subject, is_function=like is not None)
     request = options.examined(
-        SubjectOptions(subject=words, input_kind=input, width=width, spec=spec, train=_name_of_step(train), size=size),
+        SubjectOptions(subject=words, input_kind=input, width=width, spec=spec, train=_step(train), size=size),
         device=device,
         seed=seed,
         timeout=timeout,

@@ -1,14 +1,22 @@
 """Positions that half precision merges are found where they come from, and are a note where nobody runs it so."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from nsa_doctor.adapters.load import SubjectRequest, load_subject
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import HERE, is_marked
+
+
+def made_in(subject: Subject, dtype: str) -> Callable[[int], nn.Module]:
+    return lambda seed: subject.build(seed).to(getattr(torch, dtype))
 
 
 @pytest.fixture
@@ -18,7 +26,9 @@ def examined(monkeypatch: pytest.MonkeyPatch):
 
     def examine(name: str, dtype: str = "float32") -> Result:
         subject = load_subject(SubjectRequest(spec=f"faulty.merging:{name}", lengths=(16,)))
-        return run_check(registry.load("FWD304"), replace(subject, longest=4096, dtype=dtype))
+        return run_check(
+            registry.load("FWD304"), replace(subject, longest=4096, dtype=dtype, build=made_in(subject, dtype))
+        )
 
     return examine
 
