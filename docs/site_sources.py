@@ -48,7 +48,13 @@ MESSAGES = ROOT / "docs" / "messages.json"  # tests/planted_messages.py writes i
 PICTURE = "architecture.svg"
 _LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 _CODE = re.compile(r"(?<![\w`\[/#])([A-Z]{3}\d{3})(?![\w`\]])")
-_API = {"nsa_doctor": "What examines", "nsa_doctor.testing": "For authors of checks", "nsa": "The model package"}
+_KINDS = {"Size": "int, 1 or more", "Count": "int, 0 or more", "PositiveFloat": "float above 0"}
+_API = {
+    "nsa_doctor": "What examines",
+    "nsa_doctor.testing": "For authors of checks",
+    "nsa": "The model package",
+    "nsa.hf": "The model in transformers",
+}
 
 
 def main() -> None:
@@ -94,13 +100,16 @@ def turned(text: str, home: Path) -> str:
     return _LINK.sub(target, text)
 
 
-def linked(text: str) -> str:
-    """The page with every code of a check, where it is no code or link already, leading to the check's page."""
-    known = registry.entries()
+def linked(text: str, folder: str = "checks/", own: str = "") -> str:
+    """The page with every code of a check, where it is no code or link already, leading to the check's page.
+
+    `folder` is where that lies, from the page; `own` is the check that the page is of.
+    """
+    known = registry.entries().keys() - {own}
     parts = re.split(r"(?ms)(^```.*?^```|`[^`\n]*`|\]\([^)]*\))", text)
 
     def link(match: re.Match[str]) -> str:
-        return f"[{match[1]}](checks/{match[1]}.md)" if match[1] in known else match[1]
+        return f"[{match[1]}]({folder}{match[1]}.md)" if match[1] in known else match[1]
 
     return "".join(part if odd % 2 else _CODE.sub(link, part) for odd, part in enumerate(parts))
 
@@ -112,7 +121,8 @@ def overview(entries: Mapping[str, Entry]) -> str:
         lines += [f"## {family}: {title}", "", "| check | what it detects |", "|---|---|"]
         for code, entry in entries.items():
             if family_of(code)[0] == family:
-                lines.append(f"| [{code}]({code}.md) {entry.manual.name} | {in_a_cell(entry.manual.detects)} |")
+                detects = linked(in_a_cell(entry.manual.detects), "")
+                lines.append(f"| [{code}]({code}.md) {entry.manual.name} | {detects} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -120,8 +130,11 @@ def overview(entries: Mapping[str, Entry]) -> str:
 def page(entry: Entry, message: str) -> str:
     """One check: what, why, how to mend, what it says of a planted fault, faulty and mended code, and when it runs."""
     manual = entry.manual
-    lines = [f"# {manual.code} {manual.name}", "", capital(manual.detects), ""]
-    lines += ["## Why it matters", "", capital(manual.matters), "", "## How to mend it", "", capital(manual.fix), ""]
+    detects, matters, fix = (
+        linked(capital(text), "", manual.code) for text in (manual.detects, manual.matters, manual.fix)
+    )
+    lines = [f"# {manual.code} {manual.name}", "", detects, ""]
+    lines += ["## Why it matters", "", matters, "", "## How to mend it", "", fix, ""]
     if message:
         said = wrap(f"{manual.code} {message}", 80, break_long_words=False, break_on_hyphens=False)
         lines += ["## What it says", "", "For example, of the fault that its test plants:", "", "```", *said, "```", ""]
@@ -199,6 +212,46 @@ def api() -> Iterator[str]:
         yield f"\n## {package}: {title}\n"
         for name, module in sorted(exported(package).items()):
             yield f"::: {module}.{name}\n"
+            yield from members(module, name)
+
+
+def members(module: str, name: str) -> Iterator[str]:
+    """A table of what mkdocstrings shows nothing of: the fields of a configuration, the values of an enumeration."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    if name not in classes:
+        return
+    if any(ast.unparse(base).endswith("Enum") for base in classes[name].bases):
+        values = [node for node in classes[name].body if isinstance(node, ast.Assign)]
+        yield "| | |\n|---|---|"
+        yield from (f"| `{ast.unparse(each.targets[0])}` | `{ast.unparse(each.value)}` |" for each in values)
+        yield ""
+    elif rows := list(fields(name, classes)):
+        yield "| field | type | default | |\n|---|---|---|---|"
+        yield from rows
+        yield ""
+
+
+def fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+    """Rows of the fields of a configuration, those of its bases first."""
+    for base in classes[name].bases:
+        if ast.unparse(base) in classes:
+            yield from fields(ast.unparse(base), classes)
+    for node in classes[name].body:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "Field"
+        ):
+            given = {each.arg: ast.unparse(each.value) for each in node.value.keywords}
+            text = ast.literal_eval(given["description"]) if "description" in given else ""
+            default = (
+                f"`{given['default']}`" if "default" in given else "" if "default_factory" in given else "required"
+            )
+            kind = _KINDS.get(kind := ast.unparse(node.annotation), in_a_cell(kind))
+            yield f"| `{ast.unparse(node.target)}` | `{kind}` | {default} | {in_a_cell(text)} |"
 
 
 def exported(package: str) -> dict[str, str]:

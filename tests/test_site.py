@@ -74,6 +74,12 @@ def test_a_code_in_a_page_leads_to_its_check_and_code_stays_code(sources: Module
     assert sources.linked(text) == text.replace("FWD201", link, 1)
 
 
+def test_codes_in_the_page_of_a_check_lead_to_the_others(site: Path) -> None:
+    text = (site / "checks" / "FWD201.md").read_text(encoding="utf-8")
+    assert "([FWD217](FWD217.md))" in text
+    assert "[FWD201]" not in text
+
+
 def test_a_link_that_leads_nowhere_is_an_error(sources: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.md is linked from docs"):
         sources.turned("[x](nowhere.md)", Path("docs"))
@@ -104,10 +110,25 @@ def test_the_reference_holds_what_the_packages_export(site: Path) -> None:
     import nsa
     import nsa_doctor
 
+    in_transformers = {"NSAForCausalLM", "NSAConfig", "register", "from_checkpoint"}
     named = re.findall(r"^::: (\S+)\.(\w+)$", (site / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert {name for _, name in named} == {*nsa.__all__, *nsa_doctor.__all__, "run_check"}
-    for module, name in named:
+    of_library = [name for module, name in named if module.startswith("nsa.hf.")]
+    assert set(of_library) >= in_transformers
+    others = [each for each in named if not each[0].startswith("nsa.hf.")]
+    assert {name for _, name in others} == {*nsa.__all__, *nsa_doctor.__all__, "run_check"}
+    for module, name in others:
         assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_reference_says_each_field_of_a_configuration_and_each_value_of_a_verdict(site: Path) -> None:
+    from nsa import ModelConfig, NSAConfig
+    from nsa_doctor import Decision
+
+    parts = (site / "api.md").read_text(encoding="utf-8").split("\n::: ")
+    of = {part.split("\n", 1)[0]: part for part in parts}
+    for config in (NSAConfig, ModelConfig):
+        assert re.findall(r"(?m)^\| `(\w+)` \| `", of[f"nsa.config.{config.__name__}"]) == list(config.model_fields)
+    assert re.findall(r"`'(.*)'`", of["nsa_doctor.core.finding.Decision"]) == [each.value for each in Decision]
 
 
 def test_the_picture_shows_every_room_above_those_it_imports_from(site: Path, sources: ModuleType) -> None:

@@ -1,6 +1,7 @@
 """The language model as a model of Hugging Face's transformers: configuration, model, cache and conversions.
 
-Nothing else of nsa imports transformers. Without it, importing this package raises ImportError, which names the extra.
+Nothing else of nsa imports transformers. Without it, importing this package raises ImportError, which says what to
+install.
 """
 
 import importlib.util

@@ -137,9 +137,9 @@ class Convention:
 
     arguments(problem, tensors): tensors are in `layouts`, those that need a gradient are leaves. read(result): the
     output, and the logarithm of the sum of exponentials [B, H, Sq] where it is handed out. layout: of queries, keys and
-    values; output: of what is returned, None where it is the same. align: where the diagonal runs by itself. takes:
-    words of the spec that there are arguments for. has_parts: sequences lie one behind the other. is_cache: keys lie in
-    a cache that is filled in part. is_forward_only: no gradients. make: the inputs of a sparse operator.
+    values; output: of what is returned, None where it is the same. align: where the diagonal runs by itself. refuses:
+    words of the spec that cannot be said here, and why. has_parts: sequences lie one behind the other. is_cache: keys
+    lie in a cache that is filled in part. is_forward_only: no gradients. make: the inputs of a sparse operator.
     has_one_pair: every branch reads the same keys and values. has_bias: what is added to the scores can be given as a
     tensor. has_slopes_of_rows: so can ALiBi slopes of each row of the batch. lse_gradient: whether what is handed out
     beside the output `must` be differentiated like it, or `may` be left out of every gradient. ways: other ways to make
