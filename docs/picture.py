@@ -21,7 +21,10 @@ def said() -> str:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "my_attention.py").write_text(example)
         words = [sys.executable, "-m", "nsa_doctor", *COMMAND.split(), "--quiet"]
-        return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False).stdout  # noqa: S603
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 1:
+        raise SystemExit(f"the example is to be a NO-GO, exit code 1, and ended with {done.returncode}: {done.stderr}")
+    return done.stdout
 
 
 def main() -> None:

@@ -196,3 +196,6 @@ def test_its_outputs_lead_to_the_event_files_and_the_checkpoints(tmp_path: Path,
 def test_what_a_tool_wrote_of_a_faulty_run_shows_the_fault(name: str, code: str, words: str) -> None:
     (found,) = watched(RECORDED / name).findings
     assert (found.code, words in found.message) == (code, True)
+    page = (Path(__file__).parents[4] / "docs" / "training.md").read_text(encoding="utf-8")
+    assert f"{found.code} {found.message.partition(', as ')[0]}" in page
+    assert f"  control    {found.control}" in page or not found.control
