@@ -11,6 +11,7 @@ from traceback import walk_tb
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.forks import has_no_threads
 from nsa_doctor.probes.internal import below_autograd, under_modes_of_here
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -98,7 +99,8 @@ def surroundings(subject: Subject, dtype: str) -> Iterator[Surrounding]:
     yield Surrounding("Python's garbage collector turned off", _managed(_without_garbage_collector))
     yield Surrounding(f"a stack {_DEPTH} calls deeper", lambda _module, work: _deeper(_DEPTH, work))
     yield Surrounding("a thread of Python's other than the main one", _in_another_thread)
-    if dtype == "float64" and torch.get_default_dtype() == torch.float32:
+    draws = Declaration.STOCHASTIC in subject.spec  # which are others in another dtype
+    if dtype == "float64" and torch.get_default_dtype() == torch.float32 and not draws:
         coarser = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
         yield Surrounding(_DEFAULT_DTYPE, _managed(_float64_by_default), coarser)
 
