@@ -12,7 +12,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.written_memory import WrittenMemory
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_leaves, tree_map, untraced, version_of
+from nsa_doctor.probes.internal import (
+    DispatchWatcher,
+    is_transformed,
+    memory_of,
+    tree_leaves,
+    tree_map,
+    untraced,
+    version_of,
+)
 from nsa_doctor.probes.tensors.operations import operation_name, written_arguments
 
 _MOST_BYTES, _MOST_READ = 1 << 29, 1 << 23
@@ -184,7 +192,7 @@ def _again(
 
 
 def _is_followed(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided
+    return isinstance(value, Tensor) and not is_transformed(value) and value.layout == torch.strided
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

@@ -64,3 +64,29 @@ def test_a_state_that_is_kept_is_none(keeps: float) -> None:
 
 def test_what_does_not_decode_may_be_of_each_token_by_itself() -> None:
     assert examined(0.0, decodes=False).verdict is Verdict.SKIP
+
+
+def test_a_module_that_vmap_calls_is_recorded_too() -> None:
+    class Mapped(Scan):
+        def __init__(self, keeps: float) -> None:
+            super().__init__(keeps)
+            self.by_row = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(self.by_row)(super().forward(x))
+
+    def fed(module: nn.Module, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return module(x), x[:, -1:]
+
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), Mapped(0.0))[1],
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+        profile="smoke",
+        prefill=fed,
+        step=fed,
+    )
+    assert run_check(registry.load("FWD244"), subject).verdict is Verdict.FAIL
