@@ -60,7 +60,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {why_nothing_moves(steps)}"
     elif still:
         message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"
-        message += holder_text(still, steps)
+        message += (held := holder_text(still, steps))
+        place = next((taken.made_at for taken in steps if held and taken.made_at.file), place)
     else:
         notes = optimizer_notes(steps, may_have_own=subject.loop is not None)
         yield from (Note(message=note, where=place) for note in notes)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.training import new_optimizer, take_step
 
+_MADE_AT: WeakKeyDictionary[torch.optim.Optimizer, Place] = WeakKeyDictionary()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -27,7 +31,7 @@ class Step:
     `num_calls` counts the steps of all optimizers, `own` names those that the loop was not handed, `held` are the
     parameters that those which stepped hold, `rates` their learning rates, and `steppers` what they step by.
     `num_backwards` counts backward passes, and `num_late` those after the last step. `place` is the line that called an
-    optimizer.
+    optimizer, and `made_at` that which made it, where that was seen.
     """
 
     loss: float
@@ -43,6 +47,7 @@ class Step:
     steppers: tuple[Callable[..., Any], ...] = ()
     num_backwards: int = 0
     num_late: int = 0
+    made_at: Place = field(default_factory=Place)
 
     @property
     def is_made(self) -> bool:
@@ -140,6 +145,7 @@ def recorded(sp: BuiltModule, call: Callable[[], float], optimizer: torch.optim.
         steppers=tuple(type(each).step for each in record.optimizers),
         num_backwards=record.num_backwards,
         num_late=record.num_backwards - record.num_before if record.calls and not record.takes_closure else 0,
+        made_at=next((_MADE_AT[each] for each in record.optimizers if each in _MADE_AT), Place()),
     )
 
 
@@ -152,13 +158,20 @@ def _own(record: _Record) -> tuple[str, ...]:
 @contextmanager
 def _recording(record: _Record) -> Iterator[None]:
     """Watch every optimizer there is, the loop's own too, and what backward delivers to each parameter."""
+    make = torch.optim.Optimizer.__init__
+
+    def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        make(optimizer, *args, **kwargs)
+        _MADE_AT[optimizer] = record.places.here()[0]
+
     hooks = [register_optimizer_step_pre_hook(record.stepping)]
     for name, parameter in record.named:
         if parameter.requires_grad and parameter.is_leaf:
             deliver = lambda leaf, name=name: record.deliver(name, leaf)  # noqa: E731
             hooks.append(parameter.register_post_accumulate_grad_hook(deliver))
     try:
-        yield
+        with patch.object(torch.optim.Optimizer, "__init__", made):
+            yield
     finally:
         for hook in hooks:
             hook.remove()

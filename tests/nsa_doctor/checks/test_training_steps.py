@@ -57,6 +57,12 @@ def test_what_never_steps_is_found_where_it_ends(step: str, trained: Trained) ->
     assert is_marked(finding.where.file, finding.where.line)
 
 
+def test_parameters_that_no_optimizer_holds_are_found_where_it_is_made(trained: Trained) -> None:
+    (finding,) = findings(trained("holds_matrices_alone"), "GRD205")
+    assert "the optimizer that steps (SGD, of its own) does not hold them" in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
 @pytest.mark.parametrize(("step", "operation"), [("clips_each_part", "mul_"), ("clamps_each_part", "clamp_")])
 def test_gradients_that_are_limited_before_all_are_summed_are_found_with_their_line(
     step: str, operation: str, trained: Trained
