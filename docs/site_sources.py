@@ -35,6 +35,7 @@ PAGES = {  # page of the site: where it is written
             "examine",
             "examine_hugging_face",
             "hugging_face",
+            "own_check",
             "proving",
             "reports",
             "training",

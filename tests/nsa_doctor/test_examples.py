@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from nsa_doctor.cli.evidence import read_gate_option
 from nsa_doctor.cli.main import serve
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Decision, Verdict
@@ -112,6 +113,21 @@ def test_the_check_of_another_package_is_listed_and_finds_its_bug(capsys: pytest
     found = run_check(check, module.make, is_planted=True)
     assert (found.verdict, len(found.findings)) == (Verdict.FAIL, 1)
     assert found.findings[0].message.endswith("(limit 100) at S=64")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_the_page_on_checks_of_ones_own_holds_the_files_and_a_test_that_passes(tmp_path: Path) -> None:
+    page = (FOLDER.parent / "docs" / "own_check.md").read_text(encoding="utf-8")
+    code, test = re.findall(r"```python\n# \S+\n(.*?)```", page, flags=re.DOTALL)
+    (project,), (policy,) = (re.findall(rf"```{kind}\n(.*?)```", page, flags=re.DOTALL) for kind in ("toml", "yaml"))
+    folder = FOLDER / "check_plugin"
+    assert code == (folder / "attention_checks" / "acm101_output_far_larger.py").read_text(encoding="utf-8")
+    assert project == (folder / "pyproject.toml").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(test, names)
+    names["test_it_finds_what_it_plants_and_is_silent_otherwise"]()
+    (tmp_path / "gate.yaml").write_text(policy)
+    assert "ACM101" in str(read_gate_option(str(tmp_path / "gate.yaml")))
 
 
 @pytest.mark.usefixtures("plugin")
