@@ -78,7 +78,7 @@ def _finding(
     path = local[0] if local else ""
     alone = f"; handed exact values, {path} alone is off {local[1].ratio:.3g} times as far" if local else ""
     operation, place = straying_operation(pair, x, path)
-    first = f"; first as far off in {operation}" if operation else ""
+    first = f"; it strays in {operation}" if operation else ""
     return Finding(
         message=f"{found.words(pair, f'on {name} at S={x.shape[1]}')}{alone}{first}",
         where=replace(place, module=path),
@@ -87,18 +87,18 @@ def _finding(
     )
 
 
-class _VarianceByDifference(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        variance = x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True).square()
-        return self.inner(x) * (variance.clamp(min=0) + 1e-6).rsqrt()
-
-
 def planted(subject: Subject) -> Subject:
-    return replace(subject, build=lambda seed: _VarianceByDifference(subject.build(seed)))
+    class VarianceByDifference(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            variance = x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True).square()
+            output: Tensor = self.inner(x) * (variance.clamp(min=0) + 1e-6).rsqrt()
+            return output
+
+    return replace(subject, build=lambda seed: VarianceByDifference(subject.build(seed)))
 
 
 CHECK = Check(

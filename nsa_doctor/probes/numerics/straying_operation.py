@@ -1,4 +1,4 @@
-"""The operation at which low precision leaves float64: from there on a pass is about as far off as it ends."""
+"""The operation at which low precision leaves float64: of those about as far off as the end, the one that adds most."""
 
 from collections.abc import Iterator, Mapping
 
@@ -19,35 +19,45 @@ _SHARE = 0.25  # of the error at the end, in units of what it is an error of
 
 
 def straying_operation(pair: Twins, x: Tensor, path: str) -> tuple[str, Place]:
-    """Name and place of the first operation, of those the output is made of, that is about as far off as it is.
+    """Name and place of the operation that the output is made of and that is far further off than what it reads.
 
     Of the module at `path` and what is in it; no name, and where that module is defined, where none of its lines is.
     """
     whole = "", definition_place(pair.low.module.get_submodule(path))
-    found = attempt(lambda: (_recorded_low(pair, x), _recorded_wide(pair, x)))
-    if isinstance(found, Caught):
+    both = attempt(lambda: (_recorded_low(pair, x), _recorded_wide(pair, x)))
+    if isinstance(both, Caught):
         return whole
-    low, wide = found
+    low, wide = both
     others = {i: wide.operations[j] for i, j in aligned(low.operations, wide.operations)}
-    errors = {index: _error(low.operations[index], other) for index, other in others.items()}
-    off = _relative(low.output, wide.output)
+    errors = {
+        index: _error(own, other)
+        for index, other in others.items()
+        if (own := low.operations[index]).is_written and other.is_written
+    }
+    least = min(_relative(low.output, wide.output), 1.0) * _SHARE
+    jumps: dict[int, float] = {}
     for index in _ancestors(low, low.output_maker):
         operation = low.operations[index]
         is_inside = not path or f"{operation.place.module}.".startswith(f"{path}.")
-        if is_inside and operation.place.file and errors.get(index, 0.0) >= min(off, 1.0) * _SHARE:
-            cast = _cast_before(low, index, others)
-            return (cast or operation).name, (cast or operation).place
-    return whole
+        if is_inside and operation.place.file and (error := errors.get(index, 0.0)) >= least:
+            before = max((errors.get(maker, 0.0) for maker in operation.makers), default=0.0)
+            jumps[index] = error / max(before, torch.finfo(pair.dtype).eps) if before < torch.inf else 0.0
+    if not jumps:
+        return whole
+    index = max(jumps, key=jumps.__getitem__)  # the first of those that are as far
+    found = _cast_before(low, index, others) or low.operations[index]
+    return found.name, found.place
 
 
 def _recorded_low(pair: Twins, x: Tensor) -> Recording:
-    return recording_of(pair.low, lambda: pair.low(x.to(pair.dtype) if x.is_floating_point() else x.clone()))
+    given = x.to(pair.dtype) if x.is_floating_point() else x
+    return recording_of(pair.low, lambda: pair.low(given))
 
 
 def _recorded_wide(pair: Twins, x: Tensor) -> Recording:
     def run() -> Tensor:
         with Widened():
-            return pair.wide(x.clone())
+            return pair.wide(x)
 
     return recording_of(pair.wide, run)
 

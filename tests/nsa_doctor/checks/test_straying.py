@@ -18,7 +18,7 @@ def _examined(name: str, monkeypatch: pytest.MonkeyPatch) -> Result:
 @pytest.mark.parametrize(("name", "operation"), [("variance", "sub"), ("scores", "to_copy")])
 def test_the_operation_at_which_it_strays_is_named(name: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = _examined(name, monkeypatch).findings
-    assert finding.message.endswith(f"first as far off in {operation}")
+    assert finding.message.endswith(f"it strays in {operation}")
     assert finding.where.module == "part"
     assert is_marked(finding.where.file, finding.where.line)
 
