@@ -1,12 +1,16 @@
 """A gradient that is not the derivative, in words, at the operation that goes wrong."""
 
+import torch
+
 from nsa_doctor.checks._shared.gradient import Make, distinct_texts
 from nsa_doctor.checks._shared.unlearned import where_it_is_cut
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.gradients.gradient_fault import find_fault, first_wrong_pass
+from nsa_doctor.probes.gradients.gradient_fault import Fault, find_fault, first_wrong_pass
 from nsa_doctor.probes.gradients.gradient_place import line_of_earlier_calls
 from nsa_doctor.probes.gradients.truncation import truncation
+from nsa_doctor.probes.tensors.widened import Widened
 from nsa_doctor.subject.contract import Subject
 
 
@@ -27,7 +31,7 @@ def wrong_gradient(
     Where nothing can be followed at `length`, as in what is mostly filled up, a `longer` one may show it on purpose.
     """
     bench = make(length)
-    fault = find_fault(bench)
+    fault = _fault(make, length)
     if fault is None and longer is not None and (there := find_fault(make(longer))) is not None and there.reason:
         fault, length = there, longer
     slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
@@ -52,3 +56,14 @@ def wrong_gradient(
         control=f"they agree at S={right}" if right else "",
         repro=command_for(subject, code),
     )
+
+
+def _fault(make: Make, length: int) -> Fault | None:
+    """Where it goes wrong; of a module that rounds values on its way, first without those casts, each a step itself."""
+    bench = make(length)
+    if bench.dtype == torch.float64 and bench.rounds():
+        with Widened():
+            wide = attempt(lambda: find_fault(make(length)))
+        if wide is not None and not isinstance(wide, Caught):
+            return wide
+    return find_fault(bench)

@@ -184,6 +184,13 @@ def _scaled_in_bfloat16(x: Tensor) -> Tensor:
     return _Scaled.apply((x @ x.mT).bfloat16()).to(x.dtype) @ x
 
 
+def _detached_in_float32(x: Tensor) -> Tensor:
+    wide = x.float()
+    if wide.dtype == torch.float32:
+        return (wide * wide.detach()).to(x.dtype)  # here
+    return wide * wide
+
+
 class _TrainingAlone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate = x.sigmoid()
@@ -266,6 +273,7 @@ class _Warming(torch.autograd.Function):
 
 scaled = hosting(_scaled)
 scaled_in_bfloat16 = hosting(_scaled_in_bfloat16)
+detached_in_float32 = hosting(_detached_in_float32)
 missing_term = hosting(_MissingTerm.apply)
 detached_weights = hosting(_detached_weights)
 data_of_a_gate = hosting(_data_of_a_gate)

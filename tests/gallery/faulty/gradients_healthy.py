@@ -140,6 +140,25 @@ def _scores_in_bfloat16(x: Tensor) -> Tensor:
     return softmax(scores, -1).to(x.dtype) @ x
 
 
+class _InFloat32(torch.autograd.Function):
+    """As kernels have it: float32 inside, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x.float() * x.float().sigmoid()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        share = x.float().sigmoid()
+        return (gradient.float() * (share + x.float() * share * (1 - share))).to(x.dtype)
+
+
+def _checkpointed_in_float32(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: softmax(_float32_norm(y), -1, dtype=torch.float32).to(y.dtype), x, use_reentrant=False)
+
+
 def _lost_in_float64(x: Tensor) -> Tensor:
     """Its gradient is finite in float32 alone, as where a constant is made for that."""
     return x.tanh() if x.dtype == torch.float32 else x.tanh() + (x * 0).abs().sqrt()
@@ -240,6 +259,8 @@ top_two = hosting(_top_two)
 auxiliary = hosting(_auxiliary)
 float32_norm = hosting(_float32_norm)
 scores_in_bfloat16 = hosting(_scores_in_bfloat16)
+in_float32 = hosting(_InFloat32.apply)
+checkpointed_in_float32 = hosting(_checkpointed_in_float32)
 not_in_float64 = hosting(_not_in_float64)
 lost_in_float64 = hosting(_lost_in_float64)
 fused = hosting(_fused)

@@ -15,11 +15,12 @@ from tests.nsa_doctor.conftest import HERE, is_marked
 IN_PART = (
     *("scaled", "missing_term", "detached_weights", "data_of_a_gate", "branch_without_grad", "item", "silent_write"),
     *("future_gradient", "rewrapped", "one_of_two_uses", "wrong_axis", "forgets_the_mask", "training_alone"),
-    *("wrong_embedding", "hooked", "scaled_in_bfloat16"),
+    *("wrong_embedding", "hooked", "scaled_in_bfloat16", "detached_in_float32"),
 )
 RIGHT = (
     *("custom_softmax", "stable_softmax", "top_two", "float32_norm", "fused", "recomputed", "row_by_row", "tied"),
-    *("torch_layer", "normed", "relu", "scores_in_bfloat16"),
+    *("torch_layer", "normed", "relu", "scores_in_bfloat16", "in_float32"),
+    "checkpointed_in_float32",
 )
 ON_PURPOSE = (
     *("straight_through", "rounded", "hard_choice", "reversed_gradient", "shrunk", "auxiliary", "frozen_branch"),
