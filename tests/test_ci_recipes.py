@@ -152,9 +152,9 @@ def test_what_is_uploaded_has_a_name_of_its_own_in_every_job_and_step(project):
         assert github(folder, "Name what is uploaded", outputs=of, subject=subject, report=report).returncode == 0
     names = [line.removeprefix("name=") for line in (folder / "github_output").read_text().splitlines()]
     assert names == [
-        "out-first-examine-1-my_pkg.attn-make",
-        "out-first-examine-1-my_pkg.attn-other",
-        "out-second-examine-1-",
+        "nsa-doctor-1-examine-my_pkg.attn-make-out-first",
+        "nsa-doctor-1-examine-my_pkg.attn-other-out-first",
+        "nsa-doctor-1-examine--out-second",
     ]
     uploads = [step["with"] for step in ACTION["runs"]["steps"] if "upload" in step.get("uses", "")]
     assert [each.get("name", each.get("category")) for each in uploads] == ["${{ steps.name.outputs.name }}"] * 2

@@ -204,7 +204,10 @@ def _require_types(words: dict[str, Any]) -> None:
     for names, types, said in _TYPES:
         for name in names:
             value = words[name]
-            if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+            is_left_out = value is None and inspect.signature(examine).parameters[name].default is None
+            is_whole = int in types and hasattr(value, "__index__")  # numpy's too
+            is_of_type = (isinstance(value, types) or is_whole) and (bool in types or not isinstance(value, bool))
+            if not (is_left_out or is_of_type):
                 raise OptionError(f"{name} must be {said}, got {value!r}")
 
 

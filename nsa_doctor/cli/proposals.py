@@ -261,25 +261,22 @@ def _multiplies(function: ast.FunctionDef) -> bool:
 
     Where tokens stand before heads, something is turned round first.
     """
-    products = (
-        (each.left, each.right)
-        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.MatMult)
-        else (each.args[0], each.args[1])
-        if isinstance(each, ast.Call) and _last(each.func) in ("matmul", "bmm") and len(each.args) > 1
-        else None
-        for each in ast.walk(function)
-    )
     names = {each.arg for each in function.args.args}
-    turned = {
-        each.id
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        for each in ast.walk(target)
-        if isinstance(each, ast.Name)
-    }
-    of_queries = (_root(pair[0]) for pair in products if pair is not None)
+    named = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+    turned = {each.id for each in named if isinstance(each.ctx, ast.Store)}
+    of_queries = (name for each in ast.walk(function) for name in map(_root, _multiplied(each)))
     return any(name in names and name not in turned and name.lower() in _QUERY for name in of_queries)
+
+
+def _multiplied(node: ast.AST) -> list[ast.AST]:
+    """What a product of matrices is of, first; nothing for another expression."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        left = node.left
+        return [left.left, left.right] if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mult) else [left]
+    if isinstance(node, ast.Call) and _last(node.func) in ("matmul", "bmm"):
+        is_method = isinstance(node.func, ast.Attribute) and _last(node.func.value) not in ("torch", "F")
+        return [node.func.value] if is_method else list(node.args[:1])  # type: ignore[attr-defined]
+    return []
 
 
 def _root(node: ast.AST) -> str:

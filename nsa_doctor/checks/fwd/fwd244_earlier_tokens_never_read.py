@@ -26,8 +26,10 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers
+from nsa_doctor.probes.attention.decoding import decode, decoding_module
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.state_fields import fields_of
 from nsa_doctor.probes.numerics.compare import baseline
 from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.subject.contract import Subject
@@ -39,9 +41,9 @@ def run(subject: Subject) -> Iterator[Finding]:
         sp = comparable_module(subject, mode=mode)
         if any(_reads_the_past(sp, length) for length in lengths):
             return
-    if not lengths:
+    sp = decoding_module(subject)
+    if not lengths or not _keeps_tokens(sp, lengths[0]):
         return
-    sp = comparable_module(subject)
     yield Finding(
         message=f"no output depends on an earlier token at S={numbers(set(lengths))}, though it decodes with a state",
         where=_maker(sp, lengths[0]),
@@ -51,13 +53,28 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _reads_the_past(sp: BuiltModule, length: int) -> bool:
-    """Whether other tokens in the first half change one in the second."""
+    """Whether other tokens up to one of several change one behind it: a block may begin there, or a state anew."""
     x, other = sp.input(length), sp.input(length, seed=sp.subject.seed + 1)
-    cut = max(1, length // 2)
     base = baseline(sp, x)
-    with torch.no_grad():
-        changed = sp(torch.cat((other[:, :cut], x[:, cut:]), 1))
-    return base.departure(changed[:, cut:], tokens=slice(cut, None)) is not None
+    for cut in dict.fromkeys(min(max(1, at), length - 1) for at in (length // 2, length // 2 + 1, length // 3, length)):
+        with torch.no_grad():
+            changed = sp(torch.cat((other[:, :cut], x[:, cut:]), 1))
+        if base.departure(changed[:, cut:], tokens=slice(cut, None)) is not None:
+            return True
+    return False
+
+
+def _keeps_tokens(sp: BuiltModule, length: int) -> bool:
+    """Whether a tensor in what it hands out to go on with is another after other tokens."""
+    one, other = (
+        {
+            path: field.value.clone()
+            for path, field in fields_of(cache, "cache").items()
+            if isinstance(field.value, Tensor)
+        }
+        for cache in (decode(sp, sp.input(length, seed=sp.subject.seed + seed), [length]).cache for seed in range(2))
+    )
+    return any(not torch.equal(one[path], other[path]) for path in one.keys() & other.keys())
 
 
 def _maker(sp: BuiltModule, length: int) -> Place:

@@ -28,6 +28,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.step_end import end_of_step
 from nsa_doctor.probes.model.stepping import Step, step
@@ -49,14 +50,16 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     moved = set().union(*(taken.moved() for taken in steps))
     still = [name for name in names if name not in moved and any(_should_move(name, taken) for taken in steps)]
     replaced = sorted(set().union(*(taken.replaced for taken in steps)))
-    place = next((taken.place for taken in steps if taken.place.file), None)
-    place = place or end_of_step(sp, optimizer, sp.input(length))
+    place = next((taken.place for taken in steps if taken.place.file), Place())
     if replaced:
         message = f"{listed(replaced)} of {len(names)} put in place of those the optimizer holds, at S={length}"
         place, still = Place(), replaced
     elif slow := too_slow(steps):
         message = f"{_NUM_STEPS} training steps at S={length} {slow}"
     elif not moved:
+        if not any(taken.num_calls for taken in steps):
+            with unobserved():
+                place = end_of_step(sp, optimizer, sp.input(length))
         message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {why_nothing_moves(steps)}"
     elif still:
         message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"

@@ -33,7 +33,7 @@ def read_in_one(root: nn.Module, whole: Callable[[], object], decoding: Callable
         path = _topmost(root, left_out)
         holder = root.get_submodule(path.rpartition(".")[0])
         place = replace(definition_place(holder), module=path.rpartition(".")[0])
-        is_known = bool(place.file) and not isinstance(holder, _CONTAINERS)  # of one in a row routing may leave it out
+        is_known = bool(place.file) and not type(holder).__module__.startswith("torch.")  # of those routing may choose
         return ReadInOne(f"decoding alone reads {path}, which one pass leaves out", place if is_known else None)
     if left_out := of_whole - of_decoding:
         return ReadInOne(f"one pass alone reads {_topmost(root, left_out)}, which decoding leaves out", None)

@@ -3,6 +3,7 @@
 import inspect
 import linecache
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -201,7 +202,8 @@ def _is_argument(frame: FrameType, number: float) -> bool:
 def _line_of_attribute(owner: nn.Module, frame: FrameType, number: float) -> Line | None:
     """The line that makes the module's attribute which is the number and which the frame's line reads."""
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    names = (name for name, value in vars(owner).items() if _is_number(value, number) and f"self.{name}" in text)
+    held = [name for name, value in vars(owner).items() if _is_number(value, number)]
+    names = (name for name in held if re.search(rf"\bself\.{re.escape(name)}\b", text))
     return next((line for name in names if (line := line_that_makes(owner, name)) is not None), None)
 
 

@@ -3,7 +3,7 @@
 import ast
 import linecache
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.attribute_lines import methods_of
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
+_JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Try)
 READING_ALL = ("locals", "vars", "eval", "exec")
 _LONGEST = 60  # letters of an expression
 # Of tensors alone, and each with a twin that writes in place: whatever it is called on, its value was wanted.
@@ -102,8 +104,9 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
         if target in touched or read & set(READING_ALL):
             return None
         if target in read:
-            other = _overwriting(innermost, node, target)
-            return None if other is None else Unread(target, place, f"line {other} gives it another value")
+            other = _overwriting(outermost, innermost, node, target)
+            first = replace(place, line=getattr(node, "lineno", place.line))  # of a statement of several lines
+            return None if other is None else Unread(target, first, f"line {other} gives it another value")
         return Unread(target, place, _namesake(innermost, node, target))
     return None
 
@@ -155,15 +158,27 @@ def _target(node: ast.AST) -> str | None:
     return target.id if isinstance(target, ast.Name) else None
 
 
-def _overwriting(function: ast.AST, assigned: ast.AST, name: str) -> int | None:
-    """The line behind it, of the same block, that gives the variable another value before anything reads it."""
-    blocks = (getattr(node, part, None) for node in ast.walk(function) for part in ("body", "orelse", "finalbody"))
+def _overwriting(outermost: ast.AST, function: ast.AST, assigned: ast.AST, name: str) -> int | None:
+    """The line behind it, of the same block, that gives the variable another value before anything reads it.
+
+    None where the block may be left between the two, by a jump or by what is tried, or where a function or a class
+    within may read it whenever it is called.
+    """
+    within = (node for node in ast.walk(outermost) if isinstance(node, _SCOPES) and node is not outermost)
+    if any(isinstance(node, ast.Name) and node.id == name for scope in within for node in ast.walk(scope)):
+        return None
+    holders = [(node, part) for node in ast.walk(function) for part in ("body", "orelse", "finalbody")]
+    holders = [each for each in holders if not (isinstance(each[0], ast.Try) and each[1] == "body")]
+    blocks = [getattr(node, part, None) for node, part in holders]
     block = next((each for each in blocks if isinstance(each, list) and assigned in each), [])
     for following in block[block.index(assigned) + 1 :] if block else ():
-        named = [node for node in ast.walk(following) if isinstance(node, ast.Name) and node.id == name]
-        if any(not isinstance(node.ctx, ast.Store) for node in named):
+        nodes = list(ast.walk(following))
+        named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+        if any(not isinstance(node.ctx, ast.Store) for node in named) or any(
+            isinstance(node, _JUMPS) for node in nodes
+        ):
             return None
-        if isinstance(following, (ast.Assign, ast.AnnAssign)) and named:
+        if isinstance(following, (ast.Assign, ast.AnnAssign)) and following.value is not None and named:
             return following.lineno
     return None
 

@@ -1,6 +1,8 @@
 """FWD244: what decodes with a state and never reads it is found, and no one else."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -33,43 +35,63 @@ class Scan(nn.Module):
         return outputs, state
 
 
-def examined(keeps: float, *, decodes: bool = True) -> Result:
-    def fed(module: nn.Module, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        outputs, state = module.taken(x, torch.zeros_like(x[:, :1]) if state is None else state)
-        return torch.cat(outputs, 1), state
+Fed = Callable[..., tuple[Tensor, Any]]
 
+
+def by_tokens(module: Any, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    outputs, state = module.taken(x, torch.zeros_like(x[:, :1]) if state is None else state)
+    return torch.cat(outputs, 1), state
+
+
+def examined(make: Callable[[], nn.Module], fed: Fed | None = by_tokens) -> Result:
     subject = Subject(
         name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Scan(keeps))[1],
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
         forward=lambda module, x: module(x),
         input="embeddings",
         width=WIDTH,
         packages=("tests",),
         profile="smoke",
     )
-    return run_check(registry.load("FWD244"), replace(subject, prefill=fed, step=fed) if decodes else subject)
+    return run_check(registry.load("FWD244"), replace(subject, prefill=fed, step=fed) if fed else subject)
 
 
 def test_a_state_that_decays_to_nothing_at_once_is_found() -> None:
-    (finding,) = examined(0.0).findings
+    (finding,) = examined(lambda: Scan(0.0)).findings
     assert finding.message.startswith("no output depends on an earlier token at S=")
     assert finding.where.function == "forward"
 
 
 @pytest.mark.parametrize("keeps", [1.0, 0.5, 1e-3])
 def test_a_state_that_is_kept_is_none(keeps: float) -> None:
-    result = examined(keeps)
+    result = examined(lambda: Scan(keeps))
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
+@pytest.mark.parametrize("size", [2, 3, 16, 33, 64])
+def test_blocks_that_begin_anew_are_none(size: int) -> None:
+    class Blocks(Scan):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([super(Blocks, self).forward(part) for part in x.split(size, 1)], 1)
+
+    assert examined(lambda: Blocks(1.0)).verdict is Verdict.PASS
+
+
+def test_a_position_alone_is_no_state() -> None:
+    def fed(module: nn.Module, x: Tensor, state: int = 0) -> tuple[Tensor, int]:
+        return module(x), state + x.shape[1]
+
+    assert examined(lambda: nn.Linear(WIDTH, WIDTH), fed).verdict is Verdict.PASS
+
+
 def test_what_does_not_decode_may_be_of_each_token_by_itself() -> None:
-    assert examined(0.0, decodes=False).verdict is Verdict.SKIP
+    assert examined(lambda: Scan(0.0), None).verdict is Verdict.SKIP
 
 
 def test_a_module_that_vmap_calls_is_recorded_too() -> None:
     class Mapped(Scan):
-        def __init__(self, keeps: float) -> None:
-            super().__init__(keeps)
+        def __init__(self) -> None:
+            super().__init__(0.0)
             self.by_row = nn.Tanh()
 
         def forward(self, x: Tensor) -> Tensor:
@@ -78,15 +100,4 @@ def test_a_module_that_vmap_calls_is_recorded_too() -> None:
     def fed(module: nn.Module, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return module(x), x[:, -1:]
 
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Mapped(0.0))[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        profile="smoke",
-        prefill=fed,
-        step=fed,
-    )
-    assert run_check(registry.load("FWD244"), subject).verdict is Verdict.FAIL
+    assert examined(Mapped, fed).verdict is Verdict.FAIL

@@ -147,6 +147,49 @@ def overwritten_in_the_next_turn(module: nn.Module, y: Tensor) -> Tensor:
     return total
 
 
+def kept_by_a_break(module: nn.Module, y: Tensor) -> Tensor:
+    mixed = y
+    for last in (False, True):
+        mixed = y.softmax(1) * y
+        if last:
+            break
+        mixed = y.tanh()
+    return mixed
+
+
+def kept_by_what_raises(module: nn.Module, y: Tensor) -> Tensor:
+    mixed = y
+    try:
+        mixed = y.softmax(1) * y
+        mixed = y.tanh()
+    except RuntimeError:
+        pass
+    return mixed
+
+
+def read_by_a_function_within(module: nn.Module, y: Tensor) -> Tensor:
+    look = lambda: mixed.sum() + 0  # noqa: E731
+    mixed = y.softmax(1) * y
+    module.kept = look().detach()
+    mixed = y.tanh()
+    return mixed
+
+
+def annotated_behind(module: nn.Module, y: Tensor) -> Tensor:
+    mixed = y.softmax(1).detach() * 0 + y.cos().detach()
+    mixed: Tensor
+    return y + mixed
+
+
+def overwritten_over_lines(module: nn.Module, y: Tensor) -> Tensor:
+    mixed = (  # the first of several lines
+        y.softmax(1)
+        .cos()
+    )  # fmt: skip
+    mixed = y.tanh()
+    return mixed
+
+
 def examined(then: Callable[[nn.Module, Tensor], Tensor]) -> Result:
     subject = Subject(
         name="tests",
@@ -220,6 +263,11 @@ def test_a_variable_that_nothing_reads_is_a_note() -> None:
         ),
         (goes_on_with_the_attribute, "reads module.weight in its place", "weight = module.weight.exp()"),
         (overwritten, "mixed is computed in every pass, and nothing reads it; line", "mixed = y.softmax(1) * y"),
+        (
+            overwritten_over_lines,
+            "mixed is computed in every pass, and nothing reads it; line",
+            "mixed = (  # the first",
+        ),
     ],
 )
 def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
@@ -247,6 +295,10 @@ def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
         overwritten_where_it_is_read,
         overwritten_at_times,
         overwritten_in_the_next_turn,
+        kept_by_a_break,
+        kept_by_what_raises,
+        read_by_a_function_within,
+        annotated_behind,
     ],
 )
 def test_what_may_come_to_something_is_none(then: Callable[[nn.Module, Tensor], Tensor]) -> None:

@@ -94,6 +94,9 @@ def test_a_function_is_called_as_its_parameters_are_named(folder: Path, argument
     [
         ("s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5; return s.softmax(-1) @ v", "sdpa"),
         ("s = torch.matmul(q.float() * 0.1, k.mT); return s.softmax(-1) @ v", "sdpa"),
+        ("scale = 0.1; return (scale * q @ k.mT).softmax(-1) @ v", "sdpa"),
+        ("return q.matmul(k.mT).softmax(-1) @ v", "sdpa"),
+        ("(q := q.transpose(1, 2)); s = q @ k.mT; return s", "flash"),
         ("q, k, v = (x.transpose(1, 2) for x in (q, k, v)); return (q @ k.mT).softmax(-1) @ v", "flash"),
         ("s = torch.einsum('bqhd,bkhd->bhqk', q, k); return s", "flash"),
         ("return _Kernel.apply(q, k, v, causal)", "flash"),
