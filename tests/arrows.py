@@ -129,7 +129,13 @@ PLUGIN_OF_PYTEST = (
 IMPORT_NAMES = {"pyyaml": "yaml"}
 KERNELS = (
     *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
-    *("nsa.ops.*.triton", "nsa.ops.hopper.*", "nsa.ops.decode.token", "nsa.ops.select.block_kernels"),
+    *(
+        "nsa.ops.*.triton",
+        "nsa.ops.hopper.*",
+        "nsa.ops.decode.choice",
+        "nsa.ops.decode.token",
+        "nsa.ops.select.block_kernels",
+    ),
     "nsa.train.loss_kernels",
 )  # imported late, and only where Triton came with torch
 HUGGING_FACE = ("nsa.hf.*",)  # nothing else imports these modules, and nsa.hf says what is missing

@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("reproducible")
 TRITON = ("compress", "decode", "gate", "score", "select", "slide")
 KERNELS = {
     *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels", "nsa.ops.select.block_kernels"),
-    *("nsa.ops.decode.token", "nsa.train.loss_kernels"),
+    *("nsa.ops.decode.choice", "nsa.ops.decode.token", "nsa.train.loss_kernels"),
     *(f"nsa.ops.{folder}.triton" for folder in TRITON),
     *(f"nsa.ops.hopper.{name}" for name in ("tiles", "forward", "gradients", "score")),
 }

@@ -85,12 +85,6 @@ class StepMemory:
         """Programs for the compressed tokens, the window and the slots of one row and group, at most."""
         return _num_splits(self.k_cmp, self.k_win, self.geometry)
 
-    @property
-    def num_programs(self) -> int:
-        """Those of the compressed tokens and the window, of all rows and groups."""
-        rows, groups = self.k_sel.shape[:2]
-        return rows * groups * sum(self.num_splits[:2])
-
     def fill_unwritten(self, value: float, length: int) -> None:
         """Overwrite all that holds none of `length` tokens, and all that one step hands to the next."""
         geometry = self.geometry

@@ -1,25 +1,33 @@
 """Attention of one token of every row as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G.
 
-`attend` takes four launches: the splits of the compressed tokens and of the window, the importance of blocks, the
-splits of the chosen blocks (which each of their programs chooses by itself: a launch more takes longer), all parts
-merged. Every kernel reads the length on the device and what it does not reach ends at once: the launches of every step
-are the same. A split holds as many keys whatever the rows and merges come in one order: the same inputs give the same
-bits, a row alone and among others too. Nothing is added atomically.
+`attend` takes four launches: the splits of the compressed tokens; the importance of blocks; the splits of the chosen
+blocks (which each of their programs chooses by itself: a launch more takes longer), beside those of the window; all
+parts merged. Every kernel reads the length on the device and what it does not reach ends at once: the launches of
+every step are the same. A split holds as many keys whatever the rows and merges come in one order: the same inputs
+give the same bits, a row alone and among others too. Nothing is added atomically.
+
+A kernel starts when all programs of the one before have taken their turn, and so when the one before that has ended:
+what was written there, or by `add_token`, it may read before its own turn.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.ops.decode.choice import choose, importance_of, num_compressed
 from nsa.ops.decode.memory import SPLIT, GateParameters, StepMemory
 from nsa.ops.geometry import NUM_FORCED
 from nsa.ops.kernel_launch import Launch, fit_at_once, overlap, pass_turn, take_turn
-from nsa.ops.kernel_tiles import best_ranked, current, factor, load_rows, rows_that_fit, side, store_rows
+from nsa.ops.kernel_tiles import current, factor, load_rows, rows_that_fit, side, store_rows
 
 # Of one product, and how the kernels are launched; fastest on an H200.
 _MOST_ROWS, _KEYS, _SELECTED_KEYS = 64, 64, 128
-_READ, _READ_FEW = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stages": 3}  # for more programs than SMs
-_SCORE, _READ_SELECTED, _MERGE = {"num_warps": 4}, {"num_warps": 4, "num_stages": 1}, {"num_warps": 1}
+_READ, _SCORE, _MERGE = {"num_warps": 4, "num_stages": 1}, {"num_warps": 8}, {"num_warps": 1}
+_STAGES, _MOST_QUERIES = 3, 64 * 128  # of the loops that read; elements of queries up to which they do, else 2
+_PROGRAMS = 2  # of one multiprocessor, that read the compressed tokens
 _BLOCKS = 64  # whose importance one program computes
 _PARTS = 32  # merged at once
 _UNROLLED = 8  # loads of scores that are under way at once
@@ -37,31 +45,33 @@ def attend(memory: StepMemory, gate: GateParameters) -> Tensor:
 
 def _attending(m: StepMemory, alone: int) -> list[Launch]:
     """The four launches of a step's attention."""
-    geometry, sizes, streams = m.geometry, _sizes(m), _num_streams(m)
+    geometry, sizes, streams = m.geometry, _sizes(m), m.k_sel.shape[0] * m.k_sel.shape[1]
     heads, num_cmp, num_win, num_parts = sizes["HEADS"], m.k_cmp.shape[2], m.k_win.shape[2], m.parts.shape[2]
     (splits_cmp, splits_win, _), num_blocks = m.num_splits, m.importance.shape[2]
     overlapping, rows = {"OVERLAPS": overlap(m.q.device)}, {"ROWS": min(_MOST_ROWS, side(heads))}
     tiles = -(-heads // rows["ROWS"])
     stairs = {"LENGTH": geometry.l, "STRIDE": geometry.d, "SPLIT": SPLIT}
     blocks = {"L_SEL": geometry.l_sel, "NUM_SLOTS": geometry.n_sel}
-    reading, keys, selected_keys = _reading(m)
-    slots_each = max(1, min(selected_keys // geometry.l_sel, geometry.n_sel))
+    slots_each = max(1, min(_SELECTED_KEYS // geometry.l_sel, geometry.n_sel))
     splits_sel, of_slots = -(-geometry.n_sel // slots_each), {"SLOTS_EACH": slots_each}
     padded = side(splits_cmp + splits_win + splits_sel)
     choosing = {"NUM_FORCED": NUM_FORCED, "BLOCKS": side(max(num_blocks, geometry.n_sel))}
+    few_queries = rows["ROWS"] * sizes["WIDTH_K"] <= _MOST_QUERIES
+    reading = rows | {"KEYS": _keys(m), "STAGES": _STAGES if few_queries else 2}
+    programs = min(splits_cmp * streams, _num_programs(m.q.device))
     launches = (
-        (_read, (splits_cmp + splits_win, streams, tiles),
-         (m.q, m.k_cmp, m.v_cmp, m.k_win, m.v_win, m.count, m.scores, m.parts, m.norms, num_cmp, num_win, splits_cmp,
-          num_parts), sizes | rows | stairs | {"KEYS": keys}, reading),
+        (_read, (programs, tiles, 1),
+         (m.q, m.k_cmp, m.v_cmp, m.count, m.scores, m.parts, m.norms, num_cmp, num_parts, streams),
+         sizes | reading | stairs | {"FEW": fit_at_once(programs * tiles, m.q.device)}, _READ),
         (_score, (-(-num_blocks // _BLOCKS), streams, 1),
          (m.scores, m.norms, m.importance, m.count, num_cmp, num_parts, num_blocks),
-         {"HEADS": heads, "PADDED": side(heads), "PARTS": side(splits_cmp), "BLOCKS": _BLOCKS,
+         {"HEADS": heads, "PADDED": side(heads), "SPLITS": side(splits_cmp), "BLOCKS": _BLOCKS,
           "UNROLLED": min(_UNROLLED, (geometry.l + geometry.l_sel) // geometry.d - 1)} | stairs | blocks,
          _SCORE),
-        (_read_selected, (splits_sel, streams, tiles),
-         (m.q, m.k_sel, m.v_sel, m.count, m.importance, m.slots, m.parts, m.norms, m.capacity, num_blocks,
-          splits_cmp + splits_win, num_parts),
-         sizes | rows | blocks | of_slots | choosing | {"KEYS": selected_keys}, _READ_SELECTED),
+        (_read_late, (splits_win + splits_sel, streams, tiles),
+         (m.q, m.k_win, m.v_win, m.k_sel, m.v_sel, m.count, m.importance, m.slots, m.parts, m.norms, num_win,
+          m.capacity, num_blocks, splits_cmp, splits_win, num_parts),
+         sizes | reading | blocks | of_slots | choosing | {"SPLIT": SPLIT}, _READ),
         (_merge, (streams * heads, 1, 1),
          (m.parts, m.norms, m.gates, m.count, m.out, splits_cmp, splits_win, num_parts, num_win),
          {name: sizes[name] for name in ("HEADS", "SIZE_V", "WIDTH_V")} | stairs | blocks | of_slots
@@ -74,25 +84,20 @@ def _attending(m: StepMemory, alone: int) -> list[Launch]:
     ]
 
 
-def _reading(m: StepMemory) -> tuple[dict[str, int], int, int]:
-    """How the splits are read, and the keys of one product: of compressed and sliding tokens, and of chosen blocks.
-
-    Few programs load further ahead, which changes no bit.
-    """
-    device, widths = m.q.device, (side(m.k_sel.shape[3]), side(m.v_sel.shape[3]))
-    keys = rows_that_fit(_KEYS, device, *widths, num_stages=_READ["num_stages"])
-    selected_keys = rows_that_fit(_SELECTED_KEYS, device, *widths, num_stages=1)
-    are_few = fit_at_once(m.num_programs, device)
-    fits = rows_that_fit(_KEYS, device, *widths, num_stages=_READ_FEW["num_stages"]) == keys
-    return _READ_FEW if fits and are_few else _READ, keys, selected_keys
+def _num_programs(device: torch.device) -> int:
+    """Programs that read the compressed tokens at once."""
+    if device.type != "cuda":
+        return _PROGRAMS
+    return _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _num_streams(m: StepMemory) -> int:
-    """Rows times groups."""
-    return m.k_sel.shape[0] * m.k_sel.shape[1]
+def _keys(m: StepMemory) -> int:
+    """Keys of one product."""
+    widths = side(m.k_sel.shape[3]), side(m.v_sel.shape[3])
+    return rows_that_fit(_KEYS, m.q.device, *widths, num_stages=_STAGES - 1)
 
 
-def _sizes(m: StepMemory) -> dict[str, int]:
+def _sizes(m: StepMemory) -> dict[str, Any]:
     """What most kernels are compiled for."""
     size_k, size_v = m.k_sel.shape[3], m.v_sel.shape[3]
     return {
@@ -102,12 +107,6 @@ def _sizes(m: StepMemory) -> dict[str, int]:
         "WIDTH_K": side(size_k),
         "WIDTH_V": side(size_v),
     }
-
-
-@triton.jit
-def _num_compressed(num_tokens, LENGTH: tl.constexpr, STRIDE: tl.constexpr):
-    """Complete compressed blocks in so many tokens."""
-    return tl.maximum(num_tokens - LENGTH + STRIDE, 0) // STRIDE
 
 
 @triton.jit
@@ -121,25 +120,45 @@ def _meet(scores, v_tile, peak, total, mixed):
     return highest, total * shrink + tl.sum(weights, 1), mixed
 
 
-@triton.jit
-def _attend_split(
-    q_tile, k, v, scores, begin, stop, num_cmp, row, is_row, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SCORED: tl.constexpr,
+@triton.jit(do_not_specialize=["num_cmp", "num_parts", "num_streams"])
+def _read(
+    q, k_cmp, v_cmp, count, scores, parts, norms, num_cmp, num_parts, num_streams, HEADS: tl.constexpr,
+    SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
+    LENGTH: tl.constexpr, STRIDE: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    FEW: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Peak, sum and unnormalised output over keys begin … stop − 1 of one stream; SCORED: their scores are kept."""
+    """Splits of the compressed tokens, whose scores are kept too, in one loop: the next one's loads are under way."""
+    take_turn(OVERLAPS)
+    if FEW:  # programs that wait would take room from many
+        pass_turn(OVERLAPS)
+    tiles: tl.constexpr = (SPLIT + KEYS - 1) // KEYS
+    num_seen = num_compressed(tl.load(count + 1) + 1, LENGTH, STRIDE)
+    num_splits = tl.maximum((num_seen + SPLIT - 1) // SPLIT, 1)  # one of no key while there is none
+    num_own = (num_splits * num_streams - tl.program_id(0) + tl.num_programs(0) - 1) // tl.num_programs(0)
+    row = tl.arange(0, ROWS)
+    is_row = tl.program_id(1) * ROWS + row < HEADS
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
-    for start in range(begin, stop, KEYS):
-        key = start + tl.arange(0, KEYS)
-        is_key = key < stop
-        k_tile = load_rows(k, key, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v, key, is_key, SIZE_V, WIDTH_V)
+    for turn in tl.range(num_own * tiles, num_stages=STAGES):
+        split = tl.program_id(0) + turn // tiles * tl.num_programs(0)
+        stream, split = (split // num_splits).to(tl.int64), split % num_splits
+        first_row = stream * HEADS + tl.program_id(1) * ROWS
+        key = split * SPLIT + turn % tiles * KEYS + tl.arange(0, KEYS)
+        is_key = key < tl.minimum(num_seen, split * SPLIT + SPLIT)
+        q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+        k_tile = load_rows(k_cmp + stream * num_cmp * SIZE_K, key, is_key, SIZE_K, WIDTH_K)
+        v_tile = load_rows(v_cmp + stream * num_cmp * SIZE_V, key, is_key, SIZE_V, WIDTH_V)
         found = tl.where(is_key[None, :], tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K), float("-inf"))
-        if SCORED:
-            tl.store(scores + row[:, None] * num_cmp + key[None, :], found, mask=is_row[:, None] & is_key[None, :])
-        peak, total, mixed = _meet(found, v_tile, peak, total, mixed)
-    return peak, total, mixed
+        at = scores + first_row * num_cmp + (row[:, None] * num_cmp + key[None, :])
+        tl.store(at, found, mask=is_row[:, None] & is_key[None, :])
+        is_first = turn % tiles == 0
+        peak, total = tl.where(is_first, float("-inf"), peak), tl.where(is_first, 0.0, total)
+        peak, total, mixed = _meet(found, v_tile, peak, total, tl.where(is_first, 0.0, mixed))
+        if turn % tiles == tiles - 1:
+            _store_part(parts, norms, split, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
+    if not FEW:
+        pass_turn(OVERLAPS)
 
 
 @triton.jit
@@ -154,153 +173,115 @@ def _store_part(
     tl.store(norms + row * num_parts * 2 + 1, total, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_cmp", "num_win", "splits_cmp", "num_parts"])
-def _read(
-    q, k_cmp, v_cmp, k_win, v_win, count, scores, parts, norms, num_cmp, num_win, splits_cmp, num_parts,
-    HEADS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    ROWS: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """One split of the compressed tokens, whose scores are kept too, or of the window."""
-    take_turn(OVERLAPS)
-    part, stream = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    num_tokens = tl.load(count + 1) + 1
-    is_compressed = part < splits_cmp
-    begin = tl.where(is_compressed, part, part - splits_cmp) * SPLIT
-    stop = tl.where(is_compressed, _num_compressed(num_tokens, LENGTH, STRIDE), tl.minimum(num_tokens, num_win))
-    if begin >= stop:
-        return
-    stop = tl.minimum(begin + SPLIT, stop)
-    first_row = stream * HEADS + tl.program_id(2) * ROWS
-    row = tl.arange(0, ROWS)
-    is_row = tl.program_id(2) * ROWS + row < HEADS
-    q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-    if is_compressed:
-        peak, total, mixed = _attend_split(
-            q_tile, k_cmp + stream * num_cmp * SIZE_K, v_cmp + stream * num_cmp * SIZE_V,
-            scores + first_row * num_cmp, begin, stop, num_cmp, row, is_row, SIZE_K, SIZE_V, WIDTH_K, WIDTH_V, ROWS,
-            KEYS, True,
-        )  # fmt: skip
-    else:
-        peak, total, mixed = _attend_split(
-            q_tile, k_win + stream * num_win * SIZE_K, v_win + stream * num_win * SIZE_V,
-            scores, begin, stop, num_cmp, row, is_row, SIZE_K, SIZE_V, WIDTH_K, WIDTH_V, ROWS, KEYS, False,
-        )  # fmt: skip
-    pass_turn(OVERLAPS)
-    _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
-
-
 @triton.jit(do_not_specialize=["num_cmp", "num_parts", "num_blocks"])
 def _score(
     scores, norms, importance, count, num_cmp, num_parts, num_blocks, HEADS: tl.constexpr, PADDED: tl.constexpr,
-    L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, LENGTH: tl.constexpr,
+    L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, LENGTH: tl.constexpr,
     STRIDE: tl.constexpr, SPLIT: tl.constexpr, UNROLLED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """The importance of BLOCKS selection blocks of one row and group (Eq. 9 and 10), of those that are not forced."""
-    take_turn(OVERLAPS)
-    stream = tl.program_id(1).to(tl.int64)
+    """The importance of BLOCKS selection blocks of one row and group, of those that are not forced."""
     num_tokens = tl.load(count + 1) + 1
+    take_turn(OVERLAPS)
+    pass_turn(OVERLAPS)  # to programs that need not wait for this kernel
+    stream, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCKS
     newest = (num_tokens - 1) // L_SEL
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    if (newest < NUM_SLOTS) | (tl.program_id(0) * BLOCKS > newest - 2):
+    if (newest < NUM_SLOTS) | (first > newest - 2):
         return
-    head = tl.arange(0, PADDED)
-    num_seen = _num_compressed(num_tokens, LENGTH, STRIDE)
-    peak, log_total = _normaliser(
-        norms + stream * HEADS * num_parts * 2, (num_seen + SPLIT - 1) // SPLIT, num_parts, HEADS, PADDED, PARTS
-    )
-    scores += stream * HEADS * num_cmp + head[:, None] * num_cmp
-    per_compressed: tl.constexpr = LENGTH // STRIDE
-    per_block: tl.constexpr = L_SEL // STRIDE
-    found = tl.zeros([BLOCKS], tl.float32)
-    for place in tl.range(1 - per_compressed, per_block, loop_unroll_factor=UNROLLED):
-        key = block * per_block + place
-        is_score = (head < HEADS)[:, None] & ((key >= 0) & (key < num_seen))[None, :]
-        score = tl.load(scores + key[None, :], mask=is_score, other=float("-inf"))
-        shared = tl.minimum(place + per_compressed, per_block) - tl.maximum(place, 0)  # strides
-        found += shared * tl.sum(tl.exp2(score - peak[:, None] - log_total[:, None]), 0)
-    pass_turn(OVERLAPS)
+    block = first + tl.arange(0, BLOCKS)
+    found = importance_of(
+        block, scores + stream * HEADS * num_cmp, norms + stream * HEADS * num_parts * 2,
+        num_compressed(num_tokens, LENGTH, STRIDE), num_cmp, num_parts, HEADS, PADDED, L_SEL, LENGTH, STRIDE, SPLIT,
+        SPLITS, UNROLLED,
+    )  # fmt: skip
     tl.store(importance + stream * num_blocks + block, found, mask=block < num_blocks)
 
 
-@triton.jit
-def _normaliser(norms, num, num_parts, HEADS: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
-    """Peak and log2 of the sum of each head, by the peaks and sums of its first `num` parts."""
-    head, part = tl.arange(0, PADDED), tl.arange(0, PARTS)
-    at = (head[:, None] * num_parts + part[None, :]) * 2
-    is_part = (head < HEADS)[:, None] & (part < num)[None, :]
-    peaks = tl.load(norms + at, mask=is_part, other=float("-inf"))
-    totals = tl.load(norms + at + 1, mask=is_part, other=0.0)
-    peak = tl.max(peaks, 1)
-    origin = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(totals * tl.exp2(peaks - origin[:, None]), 1)
-    return origin, tl.log2(tl.where(total == 0, 1.0, total))  # of no head
-
-
-@triton.jit(do_not_specialize=["num_sel", "num_blocks", "first_part", "num_parts"])
-def _read_selected(
-    q, k_sel, v_sel, count, importance, slots, parts, norms, num_sel, num_blocks, first_part, num_parts,
-    HEADS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    ROWS: tl.constexpr, L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, SLOTS_EACH: tl.constexpr,
-    NUM_FORCED: tl.constexpr, BLOCKS: tl.constexpr, KEYS: tl.constexpr, OVERLAPS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_win", "num_sel", "num_blocks", "splits_cmp", "splits_win", "num_parts"])
+def _read_late(
+    q, k_win, v_win, k_sel, v_sel, count, importance, slots, parts, norms, num_win, num_sel, num_blocks, splits_cmp,
+    splits_win, num_parts, HEADS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr,
+    SLOTS_EACH: tl.constexpr, NUM_FORCED: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """SLOTS_EACH of the slots of one row and group, in one tile of keys, or one slot that is longer than a tile."""
-    take_turn(OVERLAPS)
-    stream = tl.program_id(1).to(tl.int64)
-    position = tl.load(count + 1)
-    newest = position // L_SEL
-    first_slot = tl.program_id(0) * SLOTS_EACH
-    if first_slot > newest:
-        return
-    slots += stream * NUM_SLOTS
-    is_first = (tl.program_id(0) == 0) & (tl.program_id(2) == 0)
-    slot = _choose(importance + stream * num_blocks, slots, newest, is_first, NUM_SLOTS, NUM_FORCED, BLOCKS)
-    every, lane = tl.arange(0, BLOCKS), tl.arange(0, KEYS)
-    own = lane // L_SEL if SLOTS_EACH > 1 else lane * 0
-    block = tl.full([KEYS], -1, tl.int32)
-    for index in range(SLOTS_EACH):
-        found = tl.max(tl.where(slot == first_slot + index, every, -1), 0)
-        block = tl.where(own == index, found, block)
-    within = lane - own * L_SEL
-    num_left = tl.where(block >= 0, position + 1 - block * L_SEL, 0)  # tokens from the block's first one on
+    """One split of the window, which waits for no kernel, or SLOTS_EACH of the slots of one row and group."""
+    num_tokens = tl.load(count + 1) + 1
+    part, stream = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first_row = stream * HEADS + tl.program_id(2) * ROWS
     row = tl.arange(0, ROWS)
     is_row = tl.program_id(2) * ROWS + row < HEADS
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-    k_sel += stream * num_sel * SIZE_K
-    v_sel += stream * num_sel * SIZE_V
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
-    for past in range(0, tl.minimum(L_SEL, tl.max(num_left, 0)), KEYS):
-        is_key = within + past < tl.minimum(L_SEL, num_left)
-        token = block * L_SEL + within + past
-        k_tile = load_rows(k_sel, token, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v_sel, token, is_key, SIZE_V, WIDTH_V)
-        scores = tl.where(is_key[None, :], tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K), float("-inf"))
-        peak, total, mixed = _meet(scores, v_tile, peak, total, mixed)
-    pass_turn(OVERLAPS)
-    part = first_part + tl.program_id(0)
-    _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
+    if part < splits_win:  # of no key where there are fewer: in another `if` the loops would not share memory
+        begin, stop = part * SPLIT, tl.minimum(tl.minimum(num_tokens, num_win), part * SPLIT + SPLIT)
+        peak, total, mixed = _attend_window(
+            q_tile, k_win + stream * num_win * SIZE_K, v_win + stream * num_win * SIZE_V, begin, stop, SIZE_K, SIZE_V,
+            WIDTH_K, WIDTH_V, ROWS, KEYS, STAGES,
+        )  # fmt: skip
+        part += splits_cmp
+        _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
+    else:
+        take_turn(OVERLAPS)
+        pass_turn(OVERLAPS)
+        first_slot, newest = (part - splits_win) * SLOTS_EACH, (num_tokens - 1) // L_SEL
+        if first_slot <= newest:
+            is_first = (first_slot == 0) & (tl.program_id(2) == 0)
+            importance += stream * num_blocks
+            slot = choose(importance, slots + stream * NUM_SLOTS, newest, is_first, NUM_SLOTS, NUM_FORCED, BLOCKS)
+            peak, total, mixed = _attend_slots(
+                q_tile, k_sel + stream * num_sel * SIZE_K, v_sel + stream * num_sel * SIZE_V, slot, first_slot,
+                num_tokens, SIZE_K, SIZE_V, WIDTH_K, WIDTH_V, ROWS, L_SEL, SLOTS_EACH, BLOCKS, KEYS, STAGES,
+            )  # fmt: skip
+            part += splits_cmp
+            _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
 
 
 @triton.jit
-def _choose(
-    importance, slots, newest, writes, NUM_SLOTS: tl.constexpr, NUM_FORCED: tl.constexpr, BLOCKS: tl.constexpr
+def _attend_window(
+    q_tile, k, v, begin, stop, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The slot of each block [BLOCKS] of one row and group (Eq. 11), −1 of those that have none; `writes` the slots."""
-    block = tl.arange(0, BLOCKS)
-    is_ranked = (block > 0) & (block < newest - 1) & (newest >= NUM_SLOTS)
-    found = tl.load(importance + block, mask=is_ranked, other=0.0)
-    # What is not above zero, NaN too, ranks as zero; floats that are not negative order as their bits do.
-    rank = tl.where(is_ranked, tl.where(found > 0, found, 0.0).to(tl.int32, bitcast=True), -1)
-    # Where slots are fewer than blocks, what is not forced goes by rank.
-    chosen = best_ranked(rank, tl.where(newest >= NUM_SLOTS, NUM_SLOTS - NUM_FORCED, 0))
-    chosen = chosen | ((block <= newest) & ((block == 0) | (block >= newest - 1) | (newest < NUM_SLOTS)))
-    slot = tl.where(chosen, tl.cumsum(chosen.to(tl.int32), 0) - 1, -1)
-    tl.store(slots + slot, block, mask=chosen & writes)
-    tl.store(slots + block, tl.full([BLOCKS], -1, tl.int32), mask=(block > newest) & (block < NUM_SLOTS) & writes)
-    return slot
+    """Peak, sum and unnormalised output over keys begin … stop − 1 of one stream."""
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
+    for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
+        key = start + tl.arange(0, KEYS)
+        is_key = key < stop
+        k_tile = load_rows(k, key, is_key, SIZE_K, WIDTH_K)
+        v_tile = load_rows(v, key, is_key, SIZE_V, WIDTH_V)
+        found = tl.where(is_key[None, :], tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K), float("-inf"))
+        peak, total, mixed = _meet(found, v_tile, peak, total, mixed)
+    return peak, total, mixed
+
+
+@triton.jit
+def _attend_slots(
+    q_tile, k, v, slot, first_slot, num_tokens, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, L_SEL: tl.constexpr, SLOTS_EACH: tl.constexpr, BLOCKS: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same over SLOTS_EACH slots: tiles of as many whole slots as fit, or several tiles of a longer one."""
+    together: tl.constexpr = KEYS // L_SEL if KEYS > L_SEL else 1
+    tiles: tl.constexpr = (L_SEL + KEYS - 1) // KEYS
+    every, lane = tl.arange(0, BLOCKS), tl.arange(0, KEYS)
+    own = lane // L_SEL if together > 1 else lane * 0
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
+    for turn in tl.range((SLOTS_EACH + together - 1) // together * tiles, num_stages=STAGES):
+        block = tl.full([KEYS], -1, tl.int32)
+        for index in tl.static_range(together):
+            nth = turn // tiles * together + index
+            found = tl.max(tl.where((slot == first_slot + nth) & (nth < SLOTS_EACH), every, -1), 0)
+            block = tl.where(own == index, found, block)
+        within = turn % tiles * KEYS + lane - own * L_SEL
+        token = block * L_SEL + within
+        is_key = (block >= 0) & (within < L_SEL) & (token < num_tokens)
+        k_tile = load_rows(k, token, is_key, SIZE_K, WIDTH_K)
+        v_tile = load_rows(v, token, is_key, SIZE_V, WIDTH_V)
+        found = tl.where(is_key[None, :], tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K), float("-inf"))
+        peak, total, mixed = _meet(found, v_tile, peak, total, mixed)
+    return peak, total, mixed
 
 
 @triton.jit(do_not_specialize=["splits_cmp", "splits_win", "num_parts", "num_win"])
@@ -311,13 +292,12 @@ def _merge(
     STRIDE: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The gated mix of one head, or the one branch that counts ALONE; and one token more is held."""
+    row, num_tokens = tl.program_id(0).to(tl.int64), tl.load(count + 1) + 1
     take_turn(OVERLAPS)
-    row = tl.program_id(0).to(tl.int64)
-    num_tokens = tl.load(count + 1) + 1
     parts += row * num_parts * SIZE_V
     norms += row * num_parts * 2
     # Where the parts of each branch end; they begin at 0, splits_cmp and splits_cmp + splits_win.
-    end_cmp = (_num_compressed(num_tokens, LENGTH, STRIDE) + SPLIT - 1) // SPLIT
+    end_cmp = (num_compressed(num_tokens, LENGTH, STRIDE) + SPLIT - 1) // SPLIT
     end_win = splits_cmp + (tl.minimum(num_tokens, num_win) + SPLIT - 1) // SPLIT
     num_slots = tl.minimum((num_tokens - 1) // L_SEL + 1, NUM_SLOTS)
     end_sel = splits_cmp + splits_win + (num_slots + SLOTS_EACH - 1) // SLOTS_EACH
