@@ -12,14 +12,12 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.internal import DispatchWatcher, memory_of
 from nsa_doctor.probes.tensors.operations import tensors_in
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-
 
 @dataclass(frozen=True)
 class ReadInOne:
     """A part of the module whose weights one way alone reads: what is said of it, and the forward that leaves it out.
 
-    No place is known of what decoding leaves out, nor of one of a row of parts, among which a router may choose.
+    No place is known of what decoding leaves out.
     """
 
     text: str
@@ -27,17 +25,39 @@ class ReadInOne:
 
 
 def read_in_one(root: nn.Module, whole: Callable[[], object], decoding: Callable[[], object]) -> ReadInOne | None:
-    """What one of the two leaves out, what the whole pass does first; None where both read the same weights."""
+    """What one of the two leaves out, what the whole pass does first; None where both read the same weights.
+
+    Nothing is said of one of a row of parts whose others are read: a router chooses otherwise where what it is given
+    departs, whyever that is.
+    """
     of_whole, of_decoding = _read(root, whole), _read(root, decoding)
-    if left_out := of_decoding - of_whole:
-        path = _topmost(root, left_out)
-        holder = root.get_submodule(path.rpartition(".")[0])
-        place = replace(definition_place(holder), module=path.rpartition(".")[0])
-        is_known = bool(place.file) and not type(holder).__module__.startswith("torch.")  # of those routing may choose
+    if (path := _left_out(root, of_decoding, of_whole)) is not None:
+        holder = path.rpartition(".")[0]
+        place = replace(definition_place(root.get_submodule(holder)), module=holder)
+        is_known = bool(place.file) and not _is_torchs(root.get_submodule(holder))
         return ReadInOne(f"decoding alone reads {path}, which one pass leaves out", place if is_known else None)
-    if left_out := of_whole - of_decoding:
-        return ReadInOne(f"one pass alone reads {_topmost(root, left_out)}, which decoding leaves out", None)
+    if (path := _left_out(root, of_whole, of_decoding)) is not None:
+        return ReadInOne(f"one pass alone reads {path}, which decoding leaves out", None)
     return None
+
+
+def _left_out(root: nn.Module, read: Collection[str], elsewhere: Collection[str]) -> str | None:
+    """The first part that is read and not elsewhere, of those among which nothing chooses."""
+    left_out = [name for name in read if name not in elsewhere]
+    for name, _ in root.named_parameters():
+        if name in left_out:
+            path = _topmost(root, name, left_out)
+            holder = path.rpartition(".")[0]
+            is_of_row = _is_torchs(root.get_submodule(holder)) and any(
+                each.startswith(f"{holder}.") for each in elsewhere
+            )
+            if not is_of_row:
+                return path
+    return None
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 class _Readers(DispatchWatcher):
@@ -60,9 +80,8 @@ def _read(root: nn.Module, run: Callable[[], object]) -> set[str]:
     return {name for name, each in root.named_parameters() if memory_of(each) in readers.memory}
 
 
-def _topmost(root: nn.Module, names: Collection[str]) -> str:
+def _topmost(root: nn.Module, first: str, names: Collection[str]) -> str:
     """The largest part around the first of these whose parameters are all among them."""
-    first = next(name for name, _ in root.named_parameters() if name in names)
     found, path = first, first.rpartition(".")[0]
     while path and all(f"{path}.{name}" in names for name, _ in root.get_submodule(path).named_parameters()):
         found, path = path, path.rpartition(".")[0]
