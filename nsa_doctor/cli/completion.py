@@ -22,7 +22,7 @@ def codes() -> list[tuple[str, str]]:
 
 
 def listed_codes(incomplete: str) -> list[tuple[str, str]]:
-    """Codes and families behind what is listed already: `FWD201,GRD1` goes on as `FWD201,GRD101`."""
+    """Codes and families, each behind what is listed already and its comma."""
     before = incomplete.rpartition(",")[0]
     listed = f"{before}," if before else ""
     families = dict.fromkeys(code[:3] for code, _ in codes())
