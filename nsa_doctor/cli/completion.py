@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from nsa_doctor.core.check import PROFILES
+from nsa_doctor.core.families import family_of
 from nsa_doctor.core.like import CONVENTIONS
 from nsa_doctor.core.measurement import DTYPES
 from nsa_doctor.render.formats import FORMATS
@@ -25,7 +26,7 @@ def listed_codes(incomplete: str) -> list[tuple[str, str]]:
     """Codes and families, each behind what is listed already and its comma."""
     before = incomplete.rpartition(",")[0]
     listed = f"{before}," if before else ""
-    families = dict.fromkeys(code[:3] for code, _ in codes())
+    families = dict.fromkeys(family_of(code)[0] for code, _ in codes())
     return [*((f"{listed}{code}", name) for code, name in codes()), *((f"{listed}{each}", "") for each in families)]
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from unittest.mock import patch
 
 from nsa_doctor.cli import options, progress
@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
     from nsa_doctor.engine.run import RunRequest
 
-_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
-    (("profile", "spec", "like", "reference", "inputs", "select", "ignore", "input"), (str,), "a text"),
-    (("size", "dtype", "device"), (str,), "a text"),
-    (("width", "seed", "jobs"), (int,), "a whole number"),
-    (("timeout", "compile_timeout"), (int, float), "a number of seconds"),
-    (("fail_fast", "quiet"), (bool,), "True or False"),
-)
+_OF_ANY_TYPE = ("subject", "train", "return")
 
 
 class NoGoError(AssertionError):
@@ -200,15 +194,15 @@ def _with_own_name(text: str, subject: Any) -> str:
 
 
 def _require_types(words: dict[str, Any]) -> None:
-    """Raise OptionError for an argument of a type that it does not have on a command line either."""
-    for names, types, said in _TYPES:
-        for name in names:
-            value = words[name]
-            is_left_out = value is None and inspect.signature(examine).parameters[name].default is None
-            is_whole = int in types and hasattr(value, "__index__")  # numpy's too
-            is_of_type = (isinstance(value, types) or is_whole) and (bool in types or not isinstance(value, bool))
-            if not (is_left_out or is_of_type):
-                raise OptionError(f"{name} must be {said}, got {value!r}")
+    """Raise OptionError for an argument that is not of the type it is annotated with; a whole number may be numpy's."""
+    for name, hint in get_type_hints(examine).items():
+        if name in _OF_ANY_TYPE:
+            continue
+        value, types = words[name], get_args(hint) or (hint,)
+        is_number = hasattr(value, "__index__") and not isinstance(value, bool) and not {int, float}.isdisjoint(types)
+        if not (is_number or (isinstance(value, types) and isinstance(value, bool) == (bool in types))):
+            allowed = " or ".join(each.__name__.removesuffix("Type") for each in types)
+            raise OptionError(f"{name} must be {allowed}, got {value!r}")
 
 
 def _step(train: str | Callable[..., Any] | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.subject.contract import SubjectUnusableError
 
-_EXTRA = "pip install 'transformers>=5.23'"
+_INSTALL = "pip install 'transformers>=5.23'"
 _MOST_NAMES = 3
 
 
@@ -18,7 +18,7 @@ def library() -> Any:
     found = attempt(lambda: importlib.import_module("transformers"))
     if isinstance(found, Caught):
         if isinstance(found.error, ModuleNotFoundError) and found.error.name == "transformers":
-            raise SubjectUnusableError(f"hf: subjects need transformers, which is not installed: {_EXTRA}")
+            raise SubjectUnusableError(f"hf: subjects need transformers, which is not installed: {_INSTALL}")
         raise SubjectUnusableError(f"transformers cannot be imported: {found.sentence}") from found.error
     return found
 

@@ -53,7 +53,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _reads_the_past(sp: BuiltModule, length: int) -> bool:
-    """Whether other tokens up to one of several change one behind it: a block may begin there, or a state anew."""
+    """Whether other tokens up to one of several change one behind it: at a single one a block may begin."""
     x, other = sp.input(length), sp.input(length, seed=sp.subject.seed + 1)
     base = baseline(sp, x)
     for cut in dict.fromkeys(min(max(1, at), length - 1) for at in (length // 2, length // 2 + 1, length // 3, length)):

@@ -1,6 +1,6 @@
 """Weights that one pass over all tokens reads and decoding does not, or the other way round."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,9 +41,9 @@ def read_in_one(root: nn.Module, whole: Callable[[], object], decoding: Callable
     return None
 
 
-def _left_out(root: nn.Module, read: Collection[str], elsewhere: Collection[str]) -> str | None:
+def _left_out(root: nn.Module, read: Set[str], elsewhere: Set[str]) -> str | None:
     """The first part that is read and not elsewhere, of those among which nothing chooses."""
-    left_out = [name for name in read if name not in elsewhere]
+    left_out = read - elsewhere
     for name, _ in root.named_parameters():
         if name in left_out:
             path = _topmost(root, name, left_out)
@@ -80,7 +80,7 @@ def _read(root: nn.Module, run: Callable[[], object]) -> set[str]:
     return {name for name, each in root.named_parameters() if memory_of(each) in readers.memory}
 
 
-def _topmost(root: nn.Module, first: str, names: Collection[str]) -> str:
+def _topmost(root: nn.Module, first: str, names: Set[str]) -> str:
     """The largest part around the first of these whose parameters are all among them."""
     found, path = first, first.rpartition(".")[0]
     while path and all(f"{path}.{name}" in names for name, _ in root.get_submodule(path).named_parameters()):

@@ -93,7 +93,9 @@ def _relative(own: Tensor, expected: Tensor) -> float:
     """The error in units of the size of what it is an error of; where only one is finite it is infinite."""
     own, expected = own.double(), expected.double()
     finite = isfinite(expected)
+    if not bool(finite.any()):
+        return 0.0  # nothing says how far it should be
     if not bool(isfinite(own)[finite].all()):
         return float("inf")
     error, size = ((each[finite].square().mean().sqrt()) for each in (own - expected, expected))
-    return float(error / size) if float(size) > 0 else float(torch.where(error > 0, torch.inf, 0.0))
+    return float(error / size.clamp(min=torch.finfo(torch.float64).tiny))

@@ -133,13 +133,6 @@ def of_one_argument(module: nn.Module) -> float:
     return 0.0
 
 
-def never_steps(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
-    optimizer.zero_grad()
-    loss = loss_of(module, ids)
-    loss.backward()
-    return loss  # here
-
-
 def skips_what_is_finite(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
     optimizer.zero_grad()
     loss = loss_of(module, ids)

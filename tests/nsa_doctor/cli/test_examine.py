@@ -109,11 +109,11 @@ def subject_of_two(width: int) -> nn.Module:
         (lambda: examine(Summed(), profile="smok"), "--profile cannot be 'smok'"),
         (lambda: examine(lambda x: x, **CHECKS), "<lambda> must be callable without arguments"),
         (lambda: examine(Summed, select="XYZ"), "XYZ"),
-        (lambda: examine(Summed, width="s"), "width must be a whole number, got 's'"),  # type: ignore[arg-type]
-        (lambda: examine(Summed, timeout=None), "timeout must be a number of seconds, got None"),  # type: ignore[arg-type]
-        (lambda: examine(Summed, profile=None), "profile must be a text, got None"),  # type: ignore[arg-type]
-        (lambda: examine(Summed, seed=True), "seed must be a whole number, got True"),
-        (lambda: examine(Summed, timeout="1"), "timeout must be a number of seconds"),  # type: ignore[arg-type]
+        (lambda: examine(Summed, width="s"), "width must be int or None, got 's'"),  # type: ignore[arg-type]
+        (lambda: examine(Summed, timeout=None), "timeout must be float, got None"),  # type: ignore[arg-type]
+        (lambda: examine(Summed, profile=None), "profile must be str, got None"),  # type: ignore[arg-type]
+        (lambda: examine(Summed, seed=True), "seed must be int, got True"),
+        (lambda: examine(Summed, timeout="1"), "timeout must be float, got '1'"),  # type: ignore[arg-type]
         (lambda: examine(Summed, train=lambda: None), "a function that can be imported by its name"),
         (lambda: examine(lambda dim: Summed(), **CHECKS), "name a function that returns"),
     ],
