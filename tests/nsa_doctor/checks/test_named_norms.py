@@ -1,0 +1,118 @@
+"""A module that is named after a norm and does not normalise is found; norms of every usual kind are silent."""
+
+import linecache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DIM = 32
+
+
+class Norm(nn.Module):
+    """The weights of a norm."""
+
+    def __init__(self, start: float = 1.0) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.full((DIM,), start)), nn.Parameter(torch.zeros(DIM))
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        return x.square().mean(-1, keepdim=True)
+
+
+class RMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(self.mean_square(x) + 1e-3) * self.weight
+
+
+class ShiftedRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(self.mean_square(x) + 1e-6) * (1 + self.weight)
+
+
+class LayerNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return x / (self.mean_square(x).sqrt() + 1e-5) * self.weight + self.bias
+
+
+class ScaledRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=-1) * DIM**0.5 * self.weight
+
+
+class L2Norm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=-1)
+
+
+class LayerNormLinear(nn.Module):
+    """A layer behind a norm, which is no norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x))
+
+
+class SummingRMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) * self.weight  # here
+
+
+class VarianceLayerNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return x / (self.mean_square(x) + 1e-5) * self.weight + self.bias  # here
+
+
+class IdleScaleNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight  # here
+
+
+def _examined(norm: type[nn.Module], *args: float) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(DIM, DIM), norm(*args))
+
+    subject = Subject(name="normed", build=build, forward=lambda module, x: module(x), input="embeddings", width=DIM)
+    return run_check(registry.load("FWD246"), subject)
+
+
+@pytest.mark.parametrize(
+    ("norm", "start"),
+    [
+        *((kind, start) for kind in (RMSNorm, LayerNorm, ScaledRMSNorm) for start in (1.0, 0.25, 0.0)),
+        *((ShiftedRMSNorm, start) for start in (0.0, 0.5)),
+        (L2Norm, 1.0),
+    ],
+)
+def test_norms_of_every_usual_kind_are_silent(norm: type[nn.Module], start: float) -> None:
+    result = _examined(norm, start)
+    assert result.verdict is Verdict.PASS, result.findings
+
+
+def test_a_layer_that_holds_a_norm_is_not_one() -> None:
+    assert _examined(LayerNormLinear).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        (SummingRMSNorm, "the root of the mean square of its output is 0.177 (weights 1)"),
+        (VarianceLayerNorm, "an input 8 times as large gives an output 0.125 times as large"),
+        (IdleScaleNorm, "an input 8 times as large gives an output 8 times as large"),
+    ],
+)
+def test_a_norm_that_does_not_normalise_is_found_at_its_line(norm: type[nn.Module], words: str) -> None:
+    (finding,) = _examined(norm).findings
+    assert finding.message == f"{norm.__name__} does not normalise: {words}"
+    assert "# here" in linecache.getline(finding.where.file, finding.where.line)
