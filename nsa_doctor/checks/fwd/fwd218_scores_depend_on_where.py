@@ -24,7 +24,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.score_watch import softmaxes
-from nsa_doctor.probes.attention.stationary import Stray, rotation, strays, strays_without_softmax
+from nsa_doctor.probes.attention.stationary import Stray, is_of_a_grid, rotation, strays, strays_without_softmax
 from nsa_doctor.probes.attention.turning_lines import turning_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
@@ -55,7 +55,7 @@ def _found(sp: BuiltModule, length: int, *, is_short_right: bool) -> Iterator[tu
     for index, each in enumerate(softmaxes(sp, x)[0] if turned.is_seen else ()):
         if each.is_of_tokens(length) and each.is_fed_alike:
             stray = strays(each.scores, turned.tolerance(length))
-            if stray is not None:
+            if stray is not None and not is_of_a_grid(each.scores, turned.tolerance(length)):
                 place = turning_place(sp, x, index, is_table=is_short_right and length > _LENGTHS[0])
                 yield place or each.place, stray, "one token everywhere"
     if length <= _LENGTHS[0]:

@@ -68,17 +68,47 @@ def strays(scores: Tensor, tolerance: float = _TOLERANCE) -> Stray | None:
 
     What a whole row of scores is moved by makes no difference to a softmax, and a row may be scaled by its position.
     """
+    above, size = _above(scores)
+    own = scores.detach().double().flatten(0, -3).diagonal(dim1=1, dim2=2)
+    half = above.shape[-1] // 2
+    return (
+        _by_pair(above, size, tolerance, 1)
+        or (_by_pair(above, size, tolerance, half) if half > 1 else None)
+        or _by_query(above, own, size)
+    )
+
+
+def _above(scores: Tensor) -> tuple[Tensor, float]:
+    """By how much each score [N, S, S] stands above that of the query and its own key, and the largest there is."""
     rows = scores.detach().double().flatten(0, -3)
     is_seen = torch.isfinite(rows) & (rows > MASKED)
     own = rows.diagonal(dim1=1, dim2=2)[..., None]
     above = torch.where(is_seen & is_seen.diagonal(dim1=1, dim2=2)[..., None], rows - own, torch.nan)
-    size = float(torch.where(is_seen, rows.abs(), 0.0).max())
-    half = rows.shape[-1] // 2
-    return (
-        _by_pair(above, size, tolerance, 1)
-        or (_by_pair(above, size, tolerance, half) if half > 1 else None)
-        or _by_query(above, own[..., 0], size)
-    )
+    return above, float(torch.where(is_seen, rows.abs(), 0.0).max())
+
+
+def is_of_a_grid(scores: Tensor, tolerance: float) -> bool:
+    """Whether scores [..., S, S] of equal tokens depend on how many rows and columns of an image lie between them.
+
+    Tokens are then the places of an image, one row after another: a whole row on, scores are those of before, and one
+    place on where no row ends between.
+    """
+    above, size = _above(scores)
+    length, bound = above.shape[-1], tolerance * size
+    place = torch.arange(length, device=above.device)
+    for width in range(2, length // 2 + 1):
+        if _moved(above, width) <= bound:
+            is_last = place % width == width - 1
+            return _moved(above, 1, is_last[:, None] | is_last) <= bound
+    return False
+
+
+def _moved(above: Tensor, apart: int, is_left_out: Tensor | None = None) -> float:
+    """By how much scores differ from those so many positions on, but for some [S, S]."""
+    both = above[:, apart:, apart:] - above[:, :-apart, :-apart]
+    if is_left_out is not None:
+        both = both.masked_fill(is_left_out[:-apart, :-apart], 0.0)
+    return float(torch.where(torch.isfinite(both), both.abs(), 0.0).max())
 
 
 def strays_without_softmax(sp: BuiltModule, x: Tensor, turned: Rotation) -> Iterator[tuple[Place, Stray]]:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
@@ -106,7 +107,8 @@ class _Record:
         self.takes_closure |= any(callable(each) for each in (*args, *kwargs.values()) if each is not optimizer)
         self.stepped.update({name: p.grad.detach().clone() for name, p in self.named if p.grad is not None})
         self.optimizers.append(optimizer)
-        self.rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        rates = (group.get("lr") for group in optimizer.param_groups)
+        self.rates += [float(rate) for rate in rates if isinstance(rate, (Real, Tensor))]
         self.num_before = self.num_backwards
 
     def deliver(self, name: str, parameter: Tensor) -> None:

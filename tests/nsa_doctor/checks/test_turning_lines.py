@@ -19,6 +19,10 @@ def angles(length: int, fault: str) -> Tensor:
     """An angle of every pair of channels for each position."""
     frequency = 10_000.0 ** -(torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
     at = torch.arange(length, dtype=torch.float64)
+    if fault.startswith("grid"):  # rows of 12 places: half of the channels tell the row, half the column
+        row, column = at // 12, at % 12
+        half = frequency[: DIM // 4] * 2.0
+        return torch.cat((row[:, None] * half, column[:, None] * half), -1)
     return at[:, None] * frequency if fault != "table" else at[:, None].bfloat16().double() * frequency
 
 
@@ -46,7 +50,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q = turned(self.projected(self.q, x), self.fault)
         k = self.projected(self.k, x)  # keys
-        if self.fault != "keys":
+        if self.fault not in ("keys", "grid without keys"):
             k = turned(k, self.fault)
         if self.fault == "twice":
             k = turned(k, self.fault)  # twice
@@ -75,6 +79,11 @@ def test_the_line_that_turns_or_does_not_is_named(fault: str) -> None:
 def test_keys_that_are_turned_twice_are_found_where_keys_are_turned() -> None:
     (finding,) = examined("twice").findings
     assert "k = turned(k" in linecache.getline(finding.where.file, finding.where.line), finding.where
+
+
+def test_rows_and_columns_of_an_image_are_positions_too() -> None:
+    assert not examined("grid").findings
+    assert examined("grid without keys").findings
 
 
 def test_what_is_turned_rightly_is_silent() -> None:
