@@ -1,7 +1,9 @@
 """FWD238 setting-never-read
 
 Detects: a setting that the constructor of a module has a default for, is given another value of by a call that names
-    its class, and does not read, or asserts of alone; no line of its class names it or says that it is for others.
+    its class, and does not read, or asserts of alone; no line of its class names it or says that it is for others. A
+    number that it does read, of which another changes nothing that modules answer, weigh or learn: a finding where it
+    is set from another package or only kept, else a note.
 Matters: whoever sets it gets what the default would give, and two runs that differ in it are the same run.
 Fix: hand the setting on to the part that it is for, or refuse values other than its default.
 
@@ -21,27 +23,23 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.settings_given import idle_settings
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.behaviour.other_settings import settings_without_effect
 from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument
 from nsa_doctor.subject.contract import Subject
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     module, found = idle_settings(subject)
     kinds = [(each.code, each.name) for each in found]
     for kind in dict.fromkeys(kinds):
         first, others = found[kinds.index(kind)], kinds.count(kind) - 1
         path = next(name for name, part in module.named_modules() if part is first.module)
         more = f" (and {others} more of its class)" if others else ""
-        place = Place(
-            module=path,
-            module_class=type(first.module).__name__,
-            file=first.code.co_filename,
-            line=first.code.co_firstlineno,
-            function="__init__",
-        )
+        place = _place(first, path)
         yield Finding(
             message=(
                 f"{path or type(first.module).__name__}{more} is given {first.name}={first.value!r}, where "
@@ -51,6 +49,32 @@ def run(subject: Subject) -> Iterator[Finding]:
             evidence={"attribute": first.name},
             repro=command_for(subject, "FWD238"),
         )
+
+    for idle in settings_without_effect(subject) if not found else ():
+        given, place = idle.given, in_subject(_place(idle.given, ""), module)
+        message = (
+            f"{type(given.module).__name__} is given {given.name}={given.value:g}, and nothing that it computes is "
+            f"another with {idle.other:g}"
+        )
+        if idle.is_wrong:
+            yield Finding(
+                message=message,
+                where=place,
+                evidence={"attribute": given.name},
+                repro=command_for(subject, "FWD238"),
+            )
+        else:
+            yield Note(message=f"{message}: another setting may decide that", where=place)
+
+
+def _place(given: UnreadArgument, path: str) -> Place:
+    return Place(
+        module=path,
+        module_class=type(given.module).__name__,
+        file=given.code.co_filename,
+        line=given.code.co_firstlineno,
+        function="__init__",
+    )
 
 
 def planted(subject: Subject) -> Subject:

@@ -91,15 +91,20 @@ def is_of_a_grid(scores: Tensor, tolerance: float) -> bool:
     """Whether scores [..., S, S] of equal tokens depend on how many rows and columns of an image lie between them.
 
     Tokens are then the places of an image, one row after another: a whole row on, scores are those of before, and one
-    place on where no row ends between.
+    place on where no row ends between; a key one row back is scored otherwise than the query's own.
     """
     above, size = _above(scores)
-    length, bound = above.shape[-1], tolerance * size
+    largest = float(torch.where(torch.isfinite(above), above.abs(), 0.0).max())
+    length, bound = above.shape[-1], _bound(largest, size, tolerance)
+    if _moved(above, 1) <= bound:
+        return False
     place = torch.arange(length, device=above.device)
     for width in range(2, length // 2 + 1):
         if _moved(above, width) <= bound:
             is_last = place % width == width - 1
-            return _moved(above, 1, is_last[:, None] | is_last) <= bound
+            a_row_back = above.diagonal(-width, dim1=1, dim2=2).abs()
+            tells_rows = bool((torch.where(torch.isfinite(a_row_back), a_row_back, 0.0).amax(-1) > bound).all())
+            return tells_rows and _moved(above, 1, is_last[:, None] | is_last) <= bound
     return False
 
 
@@ -146,13 +151,17 @@ def _by_pair(above: Tensor, size: float, tolerance: float, apart: int, than: str
     is_scaled = (factor - 1).abs() <= _ROOM if apart == 1 else factor > 0
     moved = (other - torch.where(is_scaled, factor, 1.0) * one).abs()
     largest = float(torch.maximum(one.abs(), other.abs()).max())
-    bound = min(_TOLERANCE * largest, tolerance * max(size, largest))
-    if not float(moved.max()) > bound or largest <= _LEAST * size:
+    if not float(moved.max()) > _bound(largest, size, tolerance) or largest <= _LEAST * size:
         return None
     head, query, key = (int(each) for each in torch.unravel_index(moved.argmax(), moved.shape))
     pair = f"that of query {query} and key {key}, and that of query {query + apart} and key {key + apart}"
     stand = _both_shown(float(one[head, query, key]), float(other[head, query, key]))
     return Stray(query, float(moved.max()), f"{pair}, {f'stand {stand} above {than}' if than else f'are {stand}'}")
+
+
+def _bound(largest: float, size: float, tolerance: float) -> float:
+    """What the largest of them may differ by without being another; `size` is that of the scores they stand above."""
+    return min(_TOLERANCE * largest, tolerance * max(size, largest))
 
 
 def _by_query(above: Tensor, own: Tensor, size: float) -> Stray | None:

@@ -25,7 +25,8 @@ class UnreadArgument:
 
     is_meant: whether whoever called wrote down the class by its name and, where that is a constructor of the same
     package, no constant for the argument: one that nobody can set is left over, and of a class by another name (one of
-    several that take each other's place, or a base) not every setting is for it.
+    several that take each other's place, or a base) not every setting is for it. is_from_outside: whether the caller
+    stands in another package than the class.
     """
 
     module: nn.Module
@@ -33,6 +34,7 @@ class UnreadArgument:
     value: Any
     code: CodeType
     is_meant: bool = True
+    is_from_outside: bool = False
 
     @property
     def default(self) -> Any:
@@ -77,7 +79,8 @@ def _unread(
         for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]:
             value = frame.f_locals.get(name)
             if is_wanted(name, value) and not reads(code, name):
-                yield UnreadArgument(module, name, value, code, _is_meant(module, frame, name))
+                is_from_outside = frame.f_back is not None and _package(frame.f_back) != _package(frame)
+                yield UnreadArgument(module, name, value, code, _is_meant(module, frame, name), is_from_outside)
         frame = frame.f_back
 
 
