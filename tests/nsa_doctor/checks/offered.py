@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.training_loop import TrainingLoop
 
 
 class Sinusoids(nn.Module):
@@ -95,3 +96,33 @@ def with_layers(subject: Subject) -> Subject:
     return replace(
         subject, build=build, forward=lambda module, x: cast("Any", module).behind(subject.forward(module, x))
     )
+
+
+def with_a_loop(subject: Subject) -> Subject:
+    """A training loop with momentum that evaluates, and goes on from its snapshots."""
+
+    def begin(module: nn.Module) -> TrainingLoop:
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+
+        def loss_of(batches: list[Tensor]) -> Tensor:
+            return torch.stack([subject.forward(module, each).square().mean() for each in batches]).mean()
+
+        def step(batches: list[Tensor]) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(batches)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def restore(kept: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
+            module.load_state_dict(kept[0])
+            optimizer.load_state_dict(kept[1])
+
+        return TrainingLoop(
+            step=step,
+            evaluate=torch.no_grad()(loss_of),
+            snapshot=lambda: (module.state_dict(), optimizer.state_dict()),
+            restore=restore,
+        )
+
+    return replace(subject, loop=begin)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,11 +26,11 @@ from nsa_doctor.core.finding import Finding, Verdict
 from nsa_doctor.engine.conclusions import with_observed
 from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.subject.contract import Subject
-from nsa_doctor.subject.training_loop import TrainingLoop
 from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.offered import (
+    with_a_loop,
     with_an_adapter,
     with_attention,
     with_dropout,
@@ -190,36 +189,6 @@ def with_a_cache_of_tokens(subject: Subject) -> Subject:
         reorder=lambda module, cache, rows: cache[rows],
         crop=lambda module, cache, num_kept, num_removed: cache[:, :num_kept],
     )
-
-
-def with_a_loop(subject: Subject) -> Subject:
-    """A training loop with momentum that evaluates, and goes on from its snapshots."""
-
-    def begin(module: nn.Module) -> TrainingLoop:
-        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
-
-        def loss_of(batches: list[Tensor]) -> Tensor:
-            return torch.stack([subject.forward(module, each).square().mean() for each in batches]).mean()
-
-        def step(batches: list[Tensor]) -> Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(batches)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        def restore(kept: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
-            module.load_state_dict(kept[0])
-            optimizer.load_state_dict(kept[1])
-
-        return TrainingLoop(
-            step=step,
-            evaluate=torch.no_grad()(loss_of),
-            snapshot=lambda: (module.state_dict(), optimizer.state_dict()),
-            restore=restore,
-        )
-
-    return replace(subject, loop=begin)
 
 
 OFFERING = {  # what the built-in layer does not, or without what it does
