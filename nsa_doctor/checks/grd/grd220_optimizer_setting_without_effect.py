@@ -75,4 +75,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, loop=begin)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("loop",), blocked_by=("NAN101", "GRD205"))
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("loop",), blocked_by=("NAN101",))

@@ -19,6 +19,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import callable_place, definition_place
+from nsa_doctor.probes.hooks.tensor_owners import tensors_held
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 
 _ANOTHER_SEED = 31337
@@ -54,6 +55,16 @@ def from_state_dict(sp: BuiltModule) -> Copied:
             if name not in state:  # left out of checkpoints on purpose, as a frozen base is
                 own.copy_(given[name])
     return other
+
+
+def copied_module(module: nn.Module) -> nn.Module:
+    """A deep copy in which tensors that the module keeps from a pass, as a loss, have no history: torch copies no such.
+
+    Raises what `copy.deepcopy` does.
+    """
+    kept = (holder.tensor for holder in tensors_held(module))
+    memo = {id(each): each.detach().clone() for each in kept if each.grad_fn is not None}
+    return copy.deepcopy(module, memo)
 
 
 def by_deepcopy(sp: BuiltModule) -> Copied:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.model.copies import copied_module
 from nsa_doctor.probes.model.state import restore_generators, saved_generators
 
 
@@ -25,7 +26,7 @@ class Snapshot:
     @classmethod
     def of(cls, module: nn.Module, seam: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self | None:
         """None where something cannot be copied."""
-        copied = attempt(lambda: (copy.deepcopy(module), _copied(args), _copied(kwargs)))
+        copied = attempt(lambda: (copied_module(module), _copied(args), _copied(kwargs)))
         if isinstance(copied, Caught):
             return None
         return cls(

@@ -1,6 +1,5 @@
 """Takes steps of a given training loop and records what optimizers were given and what became of the parameters."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.copies import copied_module
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.training import new_optimizer, take_step
 
@@ -181,7 +181,7 @@ def _recording(record: _Record) -> Iterator[None]:
 
 def twin(sp: BuiltModule) -> BuiltModule | None:
     """The module as it is now, copied, without gradients; None when it cannot be copied."""
-    copied = attempt(lambda: copy.deepcopy(sp.module))
+    copied = attempt(lambda: copied_module(sp.module))
     if isinstance(copied, Caught):
         return None
     copied.zero_grad(set_to_none=True)

@@ -207,6 +207,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD216": with_a_loop,
     "GRD217": with_a_loop,
     "GRD220": with_a_loop,
+    "GRD221": with_a_loop,
     "PRF203": lambda subject: replace(subject, max_length=512),
     "DEC113": with_a_cache_of_tokens,
     "DEC114": with_a_cache_of_tokens,

@@ -1,11 +1,12 @@
 """A module is put back as it was, whatever it keeps and wherever; then two runs of a healthy one agree."""
 
+import copy
 import random
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from nsa_doctor.adapters.load import SubjectRequest, load_subject
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
+from nsa_doctor.probes.model.copies import copied_module
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.numerics.steptrace import trace
 from nsa_doctor.worker.run_check import run_check
@@ -241,3 +243,22 @@ def test_a_step_computed_again_leaves_what_a_module_keeps(name: str) -> None:
     before = {key: repr(value) for key, value in vars(module).items()}
     assert trace(module, loss)
     assert {key: repr(value) for key, value in vars(module).items()} == before
+
+
+def test_a_module_that_keeps_a_loss_with_its_history_is_copied() -> None:
+    class KeepsItsLoss(nn.Linear):
+        loss: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            self.loss = y.square().mean()
+            return y
+
+    module = KeepsItsLoss(4, 4)
+    module(torch.ones(2, 4))
+    with pytest.raises(RuntimeError):
+        copy.deepcopy(module)
+    copied = cast("KeepsItsLoss", copied_module(module))
+    assert torch.equal(copied.loss, module.loss)
+    assert copied.loss.grad_fn is None
+    assert copied.weight is not module.weight
