@@ -1,7 +1,7 @@
 """FWD245 frequencies-tell-no-position
 
 Detects: sines of positions whose frequencies form no ladder: the slowest turns by a radian a token and the others by
-    more, the second hardly turns at all, or all turn alike. Others are not judged.
+    more, all make more than half a turn, all but one hardly turn, or all turn alike. Others are not judged.
 Matters: where a token stands then shows at random or not at all; the model trains, and does worse on long text.
 Fix: frequencies are base ** (-2 i / D) for i = 0 … D/2 - 1: mind the sign, the brackets and a division that rounds.
 

@@ -42,6 +42,8 @@ class Ladder:
         rungs = sorted({abs(each) for each in self.radians}, reverse=True)
         if len(rungs) == 1 and len(self.radians) >= 2 * _FEWEST:
             return f"all {len(self.radians)} turn alike, by {rungs[0]:.3g} radians"
+        if len(rungs) > 1 and rungs[-1] > math.pi:
+            return f"each of them makes more than half a turn, by {rungs[-1]:.3g} to {rungs[0]:.3g} radians"
         if not _is_even([math.log(each) for each in rungs]):
             return None
         if len(rungs) >= _FEWEST and rungs[-1] > 1 - _EVEN and rungs[0] > math.pi:
@@ -78,7 +80,7 @@ class _Watch(DispatchWatcher):
         super().__init__()
         self.found: list[Ladder] = []
         self._places = places
-        self._powers: dict[int, Place] = {}
+        self._makers: dict[int, tuple[bool, Place]] = {}  # whether of powers, or of what was counted alone
         self._alive: list[Tensor] = []  # or their memory would be given to another
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,25 +90,29 @@ class _Watch(DispatchWatcher):
         given = tensors_in(args, kwargs)
         if name in _TURNS or (name == "exp" and given[0].is_complex()):
             self._look(given[-1].imag if given[-1].is_complex() else given[-1], given)
-        elif name in ("pow", "exp", "exp2") and given:
-            self._keep(result, self._places.here()[0])
+        elif name in ("pow", "exp", "exp2", "arange", "linspace"):
+            self._keep(result, (name not in ("arange", "linspace"), self._places.here()[0]))
         else:
-            known = [place for each in given if (place := self._powers.get(memory_of(each))) is not None]
+            known = [maker for each in given if (maker := self._makers.get(memory_of(each))) is not None]
             if known:
-                self._keep(result, known[-1])
+                self._keep(result, max(reversed(known), key=_is_of_powers))
         return result
 
-    def _keep(self, result: Any, place: Place) -> None:
+    def _keep(self, result: Any, maker: tuple[bool, Place]) -> None:
         for each in tensors_in(result):
-            self._powers[memory_of(each)] = place
+            self._makers[memory_of(each)] = maker
             self._alive.append(each)
 
     def _look(self, angles: Tensor, given: list[Tensor]) -> None:
         radians = radians_of(angles)
         if radians:
-            made = (self._powers.get(memory_of(each)) for each in given)
-            place = next((each for each in made if each is not None), None) or self._places.here()[0]
+            makers = [maker for each in given if (maker := self._makers.get(memory_of(each))) is not None]
+            place = max(makers, key=_is_of_powers)[1] if makers else self._places.here()[0]
             self.found.append(Ladder(radians, place))
+
+
+def _is_of_powers(maker: tuple[bool, Place]) -> bool:
+    return maker[0]
 
 
 def radians_of(angles: Tensor) -> tuple[float, ...]:

@@ -42,6 +42,7 @@ def test_a_ladder_or_what_is_meant_as_none_has_no_fault(frequencies: Tensor) -> 
     [
         pytest.param(10000 ** _exponents(64), "turn by 1 to 7.5e+03 radians", id="the sign"),
         pytest.param((_exponents(64) * math.log(10000)).exp(), "turn by 1 to 7.5e+03 radians", id="the sign of exp"),
+        pytest.param(10000 * _exponents(64), "each of them makes more than half a turn, by 312 to", id="no power"),
         pytest.param(10000.0 ** -torch.arange(0, 64, 2), "one turns by 1 radians and the next", id="no division"),
         pytest.param(1 / (10000 ** torch.arange(0.0, 64, 2) / 64), "one turns by 64 radians", id="brackets"),
         pytest.param(10000.0 ** -(torch.arange(0, 64, 2) // 64), "all 32 turn alike, by 1 radians", id="rounded"),
