@@ -75,6 +75,8 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
         trouble = trouble_of(error, subject.packages)
         if trouble.kind == "out_of_memory":
             return _skipped(check, f"out of memory: {trouble.message}")
+        if trouble.kind == "not_measured":
+            return replace(_skipped(check, f"not measured: {trouble.message}"), is_required=False)
         message = f"the subject raises {trouble.message}" if trouble.kind == "raised" else trouble.message
         return _failed(check, subject, f"{message} in {trouble.phase}", trouble.place, trouble.kind)
     line = FrameFilter(subject.packages).of_traceback(error.__traceback__)

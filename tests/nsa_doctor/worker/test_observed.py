@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Check
@@ -135,3 +136,17 @@ def test_what_the_sweep_saw_at_that_line_is_said_once() -> None:
     finding = Finding(code="NAN101", message="x", where=Place(file="a.py", line=3))
     failed = Result(code="NAN101", name="x", verdict=Verdict.FAIL, findings=(finding,))
     assert with_observed([failed], [replace(finding, message="y")]) == (failed,)
+
+
+def test_a_norm_of_a_single_value_is_not_measured() -> None:
+    class Normed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = x.mean(1, keepdim=True).mT  # one value for each channel of a row
+            return x + nn.functional.batch_norm(pooled, None, None, training=True).mT
+
+    subject = Subject(
+        name="normed", build=lambda seed: Normed(), forward=lambda module, x: module(x), input="embeddings", width=8
+    )
+    result = run_check(registry.load("FWD204"), subject)
+    assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
+    assert "more than 1 value per channel" in result.reason
