@@ -1,7 +1,7 @@
 """FWD218 scores-depend-on-where
 
 Detects: attention with rotary positions, with a softmax or without, whose scores between equal tokens depend on where
-they stand, not on their distance alone.
+they stand, not on their distance alone: that in rows and in columns, where tokens are the places of an image.
 Matters: queries and keys are then turned by different angles (one of them not, or twice), and what is learnt at one
 position does not hold at another.
 Fix: rotate queries and keys once each, with one table, every head alike, each by its own token's position.

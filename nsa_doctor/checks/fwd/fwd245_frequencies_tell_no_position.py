@@ -1,7 +1,8 @@
 """FWD245 frequencies-tell-no-position
 
-Detects: sines of positions whose frequencies form no ladder: the slowest turns by a radian a token and the others by
-    more, all make more than half a turn, all but one hardly turn, or all turn alike. Others are not judged.
+Detects: sines of positions whose frequencies do not fall from about a radian a token to slow ones: the slowest turns by
+    a radian and the others by more, all make more than half a turn, all but one hardly turn, or all turn alike. Others
+    are not judged.
 Matters: where a token stands then shows at random or not at all; the model trains, and does worse on long text.
 Fix: frequencies are base ** (-2 i / D) for i = 0 … D/2 - 1: mind the sign, the brackets and a division that rounds.
 
@@ -34,8 +35,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         if fault is not None and ladder.place.line_text not in reported:
             reported.add(ladder.place.line_text)
             yield Finding(
-                message=f"the {len(ladder.radians)} frequencies of positions are no ladder: from a token to the next "
-                f"{fault}",
+                message=f"{len(ladder.radians)} frequencies of positions are wrong: from a token to the next {fault}",
                 where=ladder.place,
                 evidence={"first": ladder.radians[0], "last": ladder.radians[-1]},
                 repro=command_for(subject, "FWD245"),

@@ -49,8 +49,8 @@ def wrong_biases(sp: BuiltModule, x: Tensor) -> Iterator[WrongBias]:
 def _fault(slopes: list[float]) -> str | None:
     falling = [each for each in slopes if each < 0]
     if falling:
-        heads = f"{len(falling)} of {len(slopes)} heads" if len(slopes) > 1 else "the head"
-        return f"{heads} score a key higher the farther it lies from its query, by up to {-min(falling):.3g} a token"
+        heads = f"{len(falling)} of {len(slopes)} heads score" if len(slopes) > 1 else "the head scores"
+        return f"{heads} a key higher the farther it lies from its query, by up to {-min(falling):.3g} a token"
     if len(slopes) > 1 and min(slopes) > _STEEP:
         return f"in every head a key's score falls by {min(slopes):.3g} or more for each token to its query"
     return None
