@@ -172,14 +172,16 @@ def _rounded(
 
 
 def placed(place: Place, names: Sequence[str], module: nn.Module) -> Place:
-    """The place, with the module that holds these parameters where none is known."""
-    if place.module_class:
+    """The place, with the module that holds these parameters, and the line it is called at, where none is known."""
+    if place.module_class and place.file:
         return place
     owners = [name.rpartition(".")[0] for name in names]
     path = owners[0]
     while not all(f"{owner}.".startswith(f"{path}.") for owner in owners) and path:
         path = path.rpartition(".")[0]
-    return replace(place, module=path, module_class=type(module.get_submodule(path)).__name__)
+    holder = module.get_submodule(path)
+    line = place if place.file else definition_place(holder)
+    return replace(line, module=path, module_class=type(holder).__name__)
 
 
 def listed(names: Sequence[str]) -> str:
