@@ -23,6 +23,7 @@ SMALL = 64  # head size up to which tiles are larger, or have fewer warps
 _MOST_OFFSETS = 2**31 - 1
 _OVERLAPPED, _ROWS_OVERLAPPED = 128, 64  # channels of heads, and rows of tiles, of the kernels for Hopper GPUs
 _LOG2_E = tl.constexpr(LOG2_E)
+_PARTS_RANKED, _MOST_ABOVE = tl.constexpr(64), tl.constexpr(6)  # of a row of which the highest are looked for
 _OF_NO_ROW = tl.constexpr(1e30)  # finite, for it is multiplied by zero
 
 
@@ -288,9 +289,7 @@ def add_grad_kv(
 @triton.jit
 def best_ranked(rank, num):
     """Which are the `num` highest of `rank`; ties go to the lower index, and −1 is never among them."""
-    least = tl.max(rank, 0) + 1
-    for _ in range(num):
-        least = tl.max(tl.where(rank < least, rank, -1), 0)
+    least = _least_of_best(rank, num)
     is_best = (rank >= least) & (rank >= 0) & (num > 0)
     if tl.sum(is_best.to(tl.int32), 0) != num:  # equal ranks are among them, and counted as one so far
         least = tl.max(rank, 0) + 1
@@ -303,3 +302,31 @@ def best_ranked(rank, num):
         room = num - tl.sum((rank > least).to(tl.int32), 0)
         is_best = (rank > least) | (is_last & (tl.cumsum(is_last.to(tl.int32), 0) <= room))
     return is_best
+
+
+@triton.jit
+def _least_of_best(rank, num):
+    """The lowest of the `num` highest of `rank`, equal ones counted as one.
+
+    Of many, first the lowest of the highest of as many parts: few are above it that are not among them.
+    """
+    if rank.shape[0] > _PARTS_RANKED:
+        least = _nth_highest(tl.max(tl.reshape(rank, [rank.shape[0] // _PARTS_RANKED, _PARTS_RANKED]), 0), num)
+        num_above = tl.sum((rank >= least).to(tl.int32), 0) - num
+        if (num_above > _MOST_ABOVE) | (least < 0):
+            least = _nth_highest(rank, num)
+        else:
+            for _ in range(num_above):
+                least = tl.min(tl.where(rank > least, rank, 0x7FFFFFFF), 0)
+    else:
+        least = _nth_highest(rank, num)
+    return least
+
+
+@triton.jit
+def _nth_highest(rank, num):
+    """The same, one highest after the other."""
+    least = tl.max(rank, 0) + 1
+    for _ in range(num):
+        least = tl.max(tl.where(rank < least, rank, -1), 0)
+    return least

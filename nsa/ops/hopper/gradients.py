@@ -29,6 +29,7 @@ from nsa.ops.hopper.tiles import (
     tile_of_rows,
     tiles_of,
     tiles_of_queries,
+    write_terms,
 )
 from nsa.ops.kernel_tiles import Sight
 
@@ -114,7 +115,7 @@ def _of_queries(
     grad_of.store(grad_tile)
     fence_async_shared()
     delta = gl.sum(grad_tile.to(gl.float32) * out_tile.to(gl.float32), 1)
-    log_sum = _write_terms(terms + first_row * 4, norm + first_row * 2, row, is_row, first_query + query, delta)
+    log_sum = write_terms(terms + first_row * 4, norm + first_row * 2, row, is_row, first_query + query, delta)
     _first, _row, query_m, _is_row = places_of_rows(
         batch, group, start, num_queries, num_served, HEADS, GROUPS, ROWS, gl.SliceLayout(1, MMA)
     )
@@ -128,18 +129,6 @@ def _of_queries(
     end_barriers(v_bars, STAGES_V)
     q_of.store((sum_q * (1 / SIZE**0.5)).to(dtype))
     gl.store(grad_q + first_row * SIZE + place, q_of.load(COALESCED), mask=mask)
-
-
-@gluon.jit
-def _write_terms(terms, norm, row, is_row, position, delta):
-    """Terms as `nsa.ops.kernel_tiles.make_terms` writes them; peak and log2 of the sum, added up."""
-    peak = gl.load(norm + row * 2, mask=is_row, other=float("inf"))
-    log_total = gl.load(norm + row * 2 + 1, mask=is_row, other=0.0)
-    gl.store(terms + row * 4, peak, mask=is_row)
-    gl.store(terms + row * 4 + 1, log_total, mask=is_row)
-    gl.store(terms + row * 4 + 2, delta, mask=is_row)
-    gl.store(terms + row * 4 + 3, position.to(gl.float32, bitcast=True), mask=is_row)
-    return peak + log_total
 
 
 @gluon.jit

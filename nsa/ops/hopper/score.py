@@ -14,7 +14,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nsa.ops.geometry import Geometry
-from nsa.ops.hopper.tiles import IN_POWERS_OF_TWO, end_barriers, launch, load_tile, new_barriers, tiles_of
+from nsa.ops.hopper.tiles import (
+    IN_POWERS_OF_TWO,
+    copy_tile,
+    end_barriers,
+    expect_tile,
+    launch,
+    load_tile,
+    new_barriers,
+    tiles_of,
+)
 
 # Of one product, and tiles of queries that one program takes; fastest on an H100.
 _QUERIES, _KEYS, _TILES, _STAGES = 64, 128, 2, 3
@@ -84,7 +93,7 @@ def _score(
         place = stream.to(gl.int64) * num_tile * num_numbers
         mbarrier.wait(k_bars.index(0), 0)
         _over_tiles(
-            q_tiles, norm, inside + place, spilled + place, keys_of, rows_of, q_bars, tile, stop, num, start,
+            q_tiles, norm, inside + place, spilled + place, keys_of, rows_of, q_bars, tile, num, start,
             num_tile, num_numbers, num_keys, first_key, first_row, group,
             HEADS, GROUPS, SIZE, PER_BLOCK, PER_COMPRESSED, QUERIES, KEYS, STAGES,
         )  # fmt: skip
@@ -94,12 +103,12 @@ def _score(
 
 @gluon.jit
 def _over_tiles(
-    q_tiles, norm, inside, spilled, keys_of, rows_of, q_bars, tile, stop, num, start, num_tile, num_numbers, num_keys,
+    q_tiles, norm, inside, spilled, keys_of, rows_of, q_bars, tile, num, start, num_tile, num_numbers, num_keys,
     first_key, first_row, group, HEADS: gl.constexpr, GROUPS: gl.constexpr, SIZE: gl.constexpr,
     PER_BLOCK: gl.constexpr, PER_COMPRESSED: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Every head of the tiles of queries tile … stop − 1, num in all; a tile's numbers behind its last head."""
+    """Every head of the tiles of queries from `tile` on, num in all; a tile's numbers behind its last head."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, MMA)
     FACTOR: gl.constexpr = IN_POWERS_OF_TWO / SIZE**0.5
@@ -107,44 +116,36 @@ def _over_tiles(
     is_query = tile * QUERIES + gl.arange(0, QUERIES, ROW) < num_tile
     peak, log_total = _norm_of(norm, row, is_query)
     mbarrier.wait(q_bars.index(0), 0)
-    empty = gl.zeros([QUERIES, KEYS], gl.float32, MMA)
-    scores = warpgroup_mma(rows_of.index(0), keys_of.permute((1, 0)), empty, use_acc=False)
-    gl.thread_barrier()
-    _load_ahead(q_tiles, first_row, group, 0, num, q_bars, rows_of, HEADS, SIZE, QUERIES, STAGES)
-    done = 0
-    for now in range(tile, stop):
+    following = _multiply(rows_of.index(0), keys_of, QUERIES, KEYS, MMA)
+    for step in range(0, num, HEADS):
         total = gl.zeros([QUERIES, KEYS], gl.float32, MMA)
-        for head in range(1, HEADS):
-            step = done + head
-            mbarrier.wait(q_bars.index(step % STAGES), (step // STAGES) & 1)
-            empty = gl.zeros([QUERIES, KEYS], gl.float32, MMA)
-            following = warpgroup_mma(
-                rows_of.index(step % STAGES), keys_of.permute((1, 0)), empty, use_acc=False, is_async=True
-            )
-            peak_after, log_total_after = _norm_of(norm, row + head, is_query)
-            total = _add(total, scores, peak, log_total, FACTOR)
-            peak, log_total = peak_after, log_total_after
+        for head in range(HEADS):
             scores = warpgroup_mma_wait(0, deps=[following])
-            gl.thread_barrier()  # every warp has done with these rows
-            _load_ahead(q_tiles, first_row, group, step, num, q_bars, rows_of, HEADS, SIZE, QUERIES, STAGES)
-        done += HEADS
-        # The first head of the tile that follows, or rows that nobody asks for.
-        mbarrier.wait(q_bars.index(done % STAGES), (done // STAGES) & 1, pred=done < num)
-        empty = gl.zeros([QUERIES, KEYS], gl.float32, MMA)
-        following = warpgroup_mma(
-            rows_of.index(done % STAGES), keys_of.permute((1, 0)), empty, use_acc=False, is_async=True
-        )
-        total = _add(total, scores, peak, log_total, FACTOR)
-        row += QUERIES * GROUPS * HEADS
-        is_query = (now + 1) * QUERIES + gl.arange(0, QUERIES, ROW) < num_tile
-        peak, log_total = _norm_of(norm, row, is_query)
+            exponents = scores * FACTOR - gl.expand_dims(peak + log_total, 1)
+            after = step + head + 1
+            _load_ahead(q_tiles, first_row, group, after - 1, num, q_bars, rows_of, HEADS, SIZE, QUERIES, STAGES)
+            is_last = (head + 1) // HEADS  # of its tile
+            is_query = (tile + is_last) * QUERIES + gl.arange(0, QUERIES, ROW) < num_tile
+            row_after = row + (head + 1) % HEADS + is_last * (QUERIES * GROUPS * HEADS)
+            peak, log_total = _norm_of(norm, row_after, is_query)
+            mbarrier.wait(q_bars.index(after % STAGES), (after // STAGES) & 1, pred=after < num)
+            # Behind the last step of rows that nobody asks for.
+            following = _multiply(rows_of.index(after % STAGES), keys_of, QUERIES, KEYS, MMA)
+            total = total + gl.exp2(exponents)
         _give(
-            total, inside, spilled, now, num_tile, num_numbers, num_keys, first_key,
+            total, inside, spilled, tile, num_tile, num_numbers, num_keys, first_key,
             PER_BLOCK, PER_COMPRESSED, QUERIES, KEYS, MMA,
         )  # fmt: skip
-        scores = warpgroup_mma_wait(0, deps=[following])
-        gl.thread_barrier()
-        _load_ahead(q_tiles, first_row, group, done, num, q_bars, rows_of, HEADS, SIZE, QUERIES, STAGES)
+        row += QUERIES * GROUPS * HEADS
+        tile += 1
+    warpgroup_mma_wait(0, deps=[following])
+
+
+@gluon.jit
+def _multiply(rows, keys_of, QUERIES: gl.constexpr, KEYS: gl.constexpr, MMA: gl.constexpr):
+    """Begin the product of one head's rows and the keys."""
+    empty = gl.zeros([QUERIES, KEYS], gl.float32, MMA)
+    return warpgroup_mma(rows, keys_of.permute((1, 0)), empty, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -152,10 +153,13 @@ def _load_ahead(
     q_tiles, first_row, group, step, num, q_bars, rows_of, HEADS: gl.constexpr, SIZE: gl.constexpr,
     QUERIES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Load what comes STAGES steps behind `step`, of num, into the buffer that this one has done with."""
+    """Load what comes STAGES steps behind `step`, of num, into the buffer that every warp has done with."""
     ahead = step + STAGES
     row, column = first_row + ahead // HEADS * QUERIES, (group * HEADS + ahead % HEADS) * SIZE
-    load_tile(q_tiles, row, column, q_bars.index(step % STAGES), rows_of.index(step % STAGES), ahead < num)
+    barrier, buffer = q_bars.index(step % STAGES), rows_of.index(step % STAGES)
+    expect_tile(barrier, buffer, ahead < num)
+    gl.thread_barrier()
+    copy_tile(q_tiles, row, column, barrier, buffer, ahead < num)
 
 
 @gluon.jit
@@ -163,12 +167,6 @@ def _norm_of(norm, row, is_query):
     """Peak and log2 of the sum; of a query that is none so that its probabilities are zero."""
     peak = gl.load(norm + row * 2, mask=is_query, other=float("inf"))
     return peak, gl.load(norm + row * 2 + 1, mask=is_query, other=0.0)
-
-
-@gluon.jit
-def _add(total, scores, peak, log_total, FACTOR: gl.constexpr):
-    """The sum of probabilities with those of one head."""
-    return total + gl.exp2(scores * FACTOR - gl.expand_dims(peak + log_total, 1))
 
 
 @gluon.jit

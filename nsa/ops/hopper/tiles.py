@@ -93,7 +93,19 @@ def launch(
 @gluon.jit
 def load_tile(tiles, row, column, barrier, buffer, is_tile):
     """Let the copy engine bring one tile; whoever waits for the barrier sees it."""
+    expect_tile(barrier, buffer, is_tile)
+    copy_tile(tiles, row, column, barrier, buffer, is_tile)
+
+
+@gluon.jit
+def expect_tile(barrier, buffer, is_tile):
+    """Let the barrier wait for what `copy_tile` brings, which must be behind a barrier of threads."""
     mbarrier.expect(barrier, buffer.numel * 2, pred=is_tile)
+
+
+@gluon.jit
+def copy_tile(tiles, row, column, barrier, buffer, is_tile):
+    """Let the copy engine bring one tile that the barrier expects."""
     tma.async_copy_global_to_shared(tiles, [row, column], barrier, buffer, pred=is_tile)
 
 
@@ -189,3 +201,15 @@ def clear_rows(buffer, num_kept, LAYOUT: gl.constexpr):
     held = buffer.load(LAYOUT)
     is_kept = gl.arange(0, buffer.shape[0], gl.SliceLayout(1, LAYOUT)) < num_kept
     buffer.store(gl.where(gl.expand_dims(is_kept, 1), held, 0.0).to(buffer.dtype))
+
+
+@gluon.jit
+def write_terms(terms, norm, row, is_row, position, delta):
+    """Terms as `nsa.ops.kernel_tiles.make_terms` writes them; peak and log2 of the sum, added up."""
+    peak = gl.load(norm + row * 2, mask=is_row, other=float("inf"))
+    log_total = gl.load(norm + row * 2 + 1, mask=is_row, other=0.0)
+    gl.store(terms + row * 4, peak, mask=is_row)
+    gl.store(terms + row * 4 + 1, log_total, mask=is_row)
+    gl.store(terms + row * 4 + 2, delta, mask=is_row)
+    gl.store(terms + row * 4 + 3, position.to(gl.float32, bitcast=True), mask=is_row)
+    return peak + log_total

@@ -1,8 +1,9 @@
 """The selected branch as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G, Dv != Dk.
 
 The output and the gradient of q: one program for each query and group, whose heads are the rows of its products, walks
-the blocks that query chose; of small groups, and the gradients of k and v of all, a block's readers come to it: see
-`block_kernels`. Nothing is added atomically, so the same inputs give the same bits.
+the blocks that query chose; of groups of 9 to 16 heads it takes four neighbouring queries, which share what Eq. 11
+forces on them: see `near_kernels`. Of small groups, and for the gradients of k and v of all, a block's readers come to
+it: see `block_kernels`. Nothing is added atomically, so the same inputs give the same bits.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ from nsa.ops.kernel_tiles import (
     side,
     store_rows,
 )
-from nsa.ops.select import block_kernels
+from nsa.ops.select import block_kernels, near_kernels
 from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import Key, Output, Query, Slots, Value
 
@@ -82,6 +83,8 @@ def forward(
     with current(q.device):
         if block_kernels.is_inverted(q, k, v, geometry):
             block_kernels.attend(q, k, v, slots, geometry, num_dense, out, norm)
+        elif is_chosen and near_kernels.serves(q, k, v, geometry):
+            near_kernels.attend(q, k, v, slots, geometry, num_dense, out, norm)
         else:
             grid, sizes = _by_query(q, k, v, slots, geometry, num_dense)
             _attend[grid](q, k, v, slots, out, norm, q.shape[1], num_dense, k.shape[1], **sizes)
@@ -121,6 +124,8 @@ def gradients(
     with current(q.device):
         if inverted:
             block_kernels.write_terms(grad, out, norm, num_dense, k.shape[1], terms)
+        elif is_chosen and near_kernels.serves(q, k, v, geometry):
+            near_kernels.attend_backward_q(q, k, v, slots, geometry, num_dense, out, norm, grad, grad_q, terms)
         else:
             grid, sizes = _by_query(q, k, v, slots, geometry, num_dense)
             _attend_backward_q[grid](

@@ -172,7 +172,7 @@ def _rounded(
 
 
 def placed(place: Place, names: Sequence[str], module: nn.Module) -> Place:
-    """The place, with the module that holds these parameters, and the line it is called at, where none is known."""
+    """The place, with the module that holds these parameters, and the line of its forward, where none is known."""
     if place.module_class and place.file:
         return place
     owners = [name.rpartition(".")[0] for name in names]
@@ -180,7 +180,8 @@ def placed(place: Place, names: Sequence[str], module: nn.Module) -> Place:
     while not all(f"{owner}.".startswith(f"{path}.") for owner in owners) and path:
         path = path.rpartition(".")[0]
     holder = module.get_submodule(path)
-    line = place if place.file else definition_place(holder)
+    is_own = not type(holder).__module__.startswith("torch.")
+    line = definition_place(holder) if is_own and not place.file else place
     return replace(line, module=path, module_class=type(holder).__name__)
 
 

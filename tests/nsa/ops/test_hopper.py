@@ -113,3 +113,30 @@ def test_what_comes_later_changes_no_bit_though_it_is_no_number():
     after, _ = branches((q, k, v, k_cmp, v_cmp), geometry, overlap=True)
     # Of a tile of rows that is partly later, what is no number may reach the rest.
     assert all(torch.equal(a[:, : length - 2], b[:, : length - 2]) for a, b in zip(before, after, strict=True))
+
+
+CHOOSING = {  # as above
+    "sixteen-heads": (2, 700, 700, 2, 16),
+    "ten-heads-of-the-last-queries": (1, 131, 1411, 1, 10),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", CHOOSING.values(), ids=CHOOSING.keys())
+def test_the_selected_branch_has_the_same_bits_however_its_keys_are_loaded(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    from nsa.ops.select import near_kernels, triton
+    from nsa.ops.select.vectorized import choose_slots
+
+    geometry = Geometry(l=32, d=16, l_sel=64, n_sel=5, w=64)
+    q, k, v, *_ = drawn(shape, dtype, geometry)
+    grad, first_query = torch.randn_like(q), k.shape[1] - q.shape[1]
+    importance = torch.rand(*q.shape[:2], k.shape[2], geometry.num_blocks(k.shape[1]), device="cuda")
+    slots = choose_slots(importance, geometry, first_query)
+    found = []
+    for least in (1, 1 << 30):
+        with patch.object(near_kernels, "_LEAST_OVERLAPPED", least):
+            out, norm = triton.forward(q, k, v, slots, geometry, is_chosen=True)
+            found.append((out, norm, *triton.gradients(grad, q, k, v, out, norm, slots, geometry, is_chosen=True)))
+    assert all(torch.equal(engine, loaded) for engine, loaded in zip(*found, strict=True))

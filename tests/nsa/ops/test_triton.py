@@ -44,8 +44,9 @@ def test_they_equal_the_oracle(branch: str, name: str, dtype: torch.dtype):
 
 
 @pytest.mark.gpu
-def test_ties_are_chosen_as_plain_torch_chooses_them():
-    assert torch.equal(*choices_with_ties("cuda"))
+@pytest.mark.parametrize("num_blocks", [32, 300, 1000])
+def test_ties_are_chosen_as_plain_torch_chooses_them(num_blocks: int):
+    assert torch.equal(*choices_with_ties("cuda", num_blocks))
 
 
 BRANCH_NAMES = ("compressed", "selected", "sliding", "slots")

@@ -87,7 +87,8 @@ ALL_FIRST = {
     "the-last-queries-of-a-short-row": Sizes(5, 40, 1, 2, (16, 16), _blocks(16, 3)),
     "none-in-the-first-blocks": Sizes(5, 90, 2, 3, (16, 32), _blocks(16, 3)),
     "more-heads-than-a-program-takes": Sizes(60, 60, 1, 70, (16, 16), _blocks(16, 3)),
-    "sixteen-heads": Sizes(70, 70, 2, 16, (16, 32), _blocks(16, 3)),
+    "sixteen-heads": Sizes(90, 90, 2, 16, (16, 32), _blocks(16, 4)),
+    "nine-heads-of-the-last-queries": Sizes(51, 190, 1, 9, (40, 24), _blocks(32, 5)),
     "a-few-queries-at-a-time": Sizes(90, 90, 2, 6, (16, 16), _blocks(16, 3), budget=13 * 576),
 }
 COMPRESSED = {
@@ -298,22 +299,22 @@ def errors_of_loss(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, f
     return found | {"outside": float(not outside.isnan())}
 
 
-def choices_with_ties(device: str) -> tuple[Tensor, Tensor]:
+def choices_with_ties(device: str, num_blocks: int = 32) -> tuple[Tensor, Tensor]:
     """Slots of the kernel and of plain torch by importance with ties, zeros of both signs, NaN and infinity in it."""
     from nsa.ops.score import triton
 
     torch.manual_seed(0)
     geometry = Geometry(l=16, d=16, l_sel=16, n_sel=7, w=1)  # nothing is spilled: importance is what it is given
-    importance = torch.randint(4, (3, 500, 32)).float()
-    importance = torch.where(torch.rand(importance.shape) < 0.3, torch.rand(importance.shape), importance)
-    importance[:, ::7, ::3] = -0.0
+    ties, fractions = torch.randint(4, (3, 500, num_blocks)).float(), torch.rand(3, 500, num_blocks)
+    importance = torch.where(torch.rand(ties.shape) < 0.3, fractions, ties)
     importance[:, 1::7, 3::4] = torch.nan
     importance[:, 2::7, 5] = torch.inf
-    importance[:, 3::7] = 0.0
-    importance = importance.to(device)
+    importance[:, ::7, ::3], importance[:, 3::7] = -0.0, 0.0
+    importance[:, 5::7] = torch.arange(num_blocks) % 64 * 1000 + torch.rand(num_blocks)  # the best are far apart
+    importance, first_query = importance.to(device), 16 * num_blocks - 500
     slots = torch.empty(1, 500, 3, 7, dtype=torch.int64, device=device)
-    triton.choose_tile(importance, importance, slots, geometry, 12, slice(0, 500), 1)
-    return slots, select_vectorized.choose_slots(importance.transpose(0, 1)[None], geometry, 12)
+    triton.choose_tile(importance, importance, slots, geometry, first_query, slice(0, 500), 1)
+    return slots, select_vectorized.choose_slots(importance.transpose(0, 1)[None], geometry, first_query)
 
 
 def is_alike_in_wide_offsets() -> bool:
@@ -381,7 +382,7 @@ BRANCHES = {
 def main() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("set TRITON_INTERPRET=1 to interpret the kernels")
-    if not torch.equal(*choices_with_ties("cpu")):
+    if not all(torch.equal(*choices_with_ties("cpu", num)) for num in (32, 300)):
         raise SystemExit("the kernels are wrong: ties are not chosen as plain torch chooses them")
     if not is_alike_in_wide_offsets():
         raise SystemExit("the kernels are wrong: int64 offsets give other bits than int32 offsets")
