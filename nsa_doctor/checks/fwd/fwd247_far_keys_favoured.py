@@ -32,9 +32,10 @@ _LENGTH = 33
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
-    x = sp.input(1).repeat_interleave(min(_LENGTH, subject.max_length), dim=1)
+    length = min(_LENGTH, subject.max_length)
+    tokens = (sp.input(1, seed=subject.seed + index).repeat_interleave(length, dim=1) for index in range(2))
     reported: set[str] = set()
-    for bias in wrong_biases(sp, x):
+    for bias in wrong_biases(sp, *tokens):
         if bias.place.line_text not in reported:
             reported.add(bias.place.line_text)
             yield Finding(

@@ -1,6 +1,6 @@
 """What a pass of equal tokens adds to scores for each token between a query and its key (ALiBi, arXiv 2108.12409)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +31,31 @@ class WrongBias:
     place: Place
 
 
-def wrong_biases(sp: BuiltModule, x: Tensor) -> Iterator[WrongBias]:
+def wrong_biases(sp: BuiltModule, x: Tensor, other: Tensor) -> Iterator[WrongBias]:
     """Biases of the softmaxes of one pass that grow with the distance of a key, or fall too fast in every head.
 
-    x [1, S, ...] holds one token everywhere.
+    x and other [1, S, ...] each hold one token everywhere: a bias that these decide is a forgetting, and no distance's.
     """
-    length = x.shape[1]
-    for softmax in softmaxes(sp, x)[0]:
-        if not softmax.is_of_tokens(length) or not softmax.is_fed_alike:
-            continue
-        slopes = [slope for head in softmax.scores.double().flatten(0, -3) if (slope := _slope(head)) is not None]
+    found = list(_slopes(sp, x))
+    if not any(_fault(slopes) for slopes, _ in found):
+        return
+    for (slopes, place), (again, _) in zip(found, _slopes(sp, other), strict=False):
         text = _fault(slopes)
-        if text is not None:
-            yield WrongBias(text, tuple(slopes), _maker(sp, x, slopes) or softmax.place)
+        if text is not None and _are_close(slopes, again):
+            yield WrongBias(text, tuple(slopes), _maker(sp, x, slopes) or place)
+
+
+def _slopes(sp: BuiltModule, x: Tensor) -> Iterator[tuple[list[float], Place]]:
+    """Of each softmax over all tokens, by how much the scores of its heads rise towards the query."""
+    for softmax in softmaxes(sp, x)[0]:
+        if softmax.is_of_tokens(x.shape[1]) and softmax.is_fed_alike:
+            heads = softmax.scores.double().flatten(0, -3)
+            yield [slope for head in heads if (slope := _slope(head)) is not None], softmax.place
+
+
+def _are_close(slopes: Sequence[float], others: Sequence[float]) -> bool:
+    pairs = zip(slopes, others, strict=False)
+    return len(slopes) == len(others) and all(abs(one - other) <= _EVEN * abs(one) for one, other in pairs)
 
 
 def _fault(slopes: list[float]) -> str | None:

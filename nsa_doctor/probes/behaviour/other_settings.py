@@ -43,8 +43,8 @@ _Seen = tuple[tuple[tuple[int, ...], float], ...]
 class IdleSetting:
     """A number that a constructor is given, and another with which nothing is another.
 
-    is_wrong: whether whoever set it stands outside of its package, or nothing in its class reads it; else what reads it
-    may wait for another setting.
+    is_wrong: whether whoever set it stands outside of its package and meant it, or nothing in its class reads it; else
+    what reads it may wait for another setting.
     """
 
     given: UnreadArgument
@@ -52,7 +52,8 @@ class IdleSetting:
 
     @property
     def is_wrong(self) -> bool:
-        return self.given.is_from_outside or not _is_read(type(self.given.module), self.given.name)
+        is_set = self.given.is_from_outside and self.given.is_meant
+        return is_set or not _is_read(type(self.given.module), self.given.name)
 
 
 def settings_without_effect(subject: Subject) -> list[IdleSetting]:

@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.model.begun_loop import BegunLoop
@@ -19,6 +20,7 @@ from nsa_doctor.subject.contract import Subject
 NUM_STEPS = 8  # by then an average over steps counts, in RAdam too
 _RATES = re.compile(r"lr|learning_rate")
 _NAMES = re.compile(r"momentum|weight_decay|betas?\d?")
+_DECAY = "weight_decay"
 _DECAYED = 0.1  # of a parameter, by a step of the decay that is tried
 
 _Optimizer = torch.optim.Optimizer
@@ -35,7 +37,16 @@ class OptimizerSetting:
     other: float
 
     def __str__(self) -> str:
-        return f"{self.name}{'' if self.index is None else f'[{self.index}]'}={self.value:g}"
+        return f"{self._label}={self.value:g}"
+
+    @property
+    def _label(self) -> str:
+        return self.name if self.index is None else f"{self.name}[{self.index}]"
+
+    @property
+    def key(self) -> str:
+        """What it is known by, whatever a schedule makes of it."""
+        return f"{self.kind.__module__}.{self.kind.__qualname__}.{self._label}"
 
     @property
     def place(self) -> Place:
@@ -45,28 +56,47 @@ class OptimizerSetting:
             return Place()
         return Place(file=code.co_filename, line=code.co_firstlineno, function="step")
 
-    def change(self, optimizer: _Optimizer) -> None:
-        """Put the other number wherever such an optimizer keeps this one."""
-        if type(optimizer) is not self.kind:
-            return
-        for kept in (*optimizer.param_groups, optimizer.defaults, vars(optimizer)):
-            if self.name in kept:
-                kept[self.name] = self._changed(kept[self.name])
+    def change(self, optimizer: _Optimizer) -> Callable[[], None]:
+        """Put the other number wherever such an optimizer keeps this one; how to put back what was there."""
+        undone: list[Callable[[], None]] = []
+        kept: tuple[dict[str, Any], ...] = (*optimizer.param_groups, optimizer.defaults, vars(optimizer))
+        for each in kept if type(optimizer) is self.kind else ():
+            if self.name in each and (new := self._changed(each[self.name])) is not None:
+                undone.append(partial(_put_back, each, self.name, each[self.name], new))
+                each[self.name] = new
+
+        def undo() -> None:
+            for each in undone:
+                each()
+
+        return undo
 
     def _changed(self, given: Any) -> Any:
+        """The same with the other number, by as much less as that is; None where there is no such number."""
         if self.index is None:
-            return self.other if given == self.value else given
-        if not isinstance(given, (tuple, list)) or len(given) <= self.index or given[self.index] != self.value:
-            return given
-        return type(given)(self.other if at == self.index else each for at, each in enumerate(given))
+            return self._number(given) if _is_number(given) and given else None
+        if not isinstance(given, (tuple, list)) or len(given) <= self.index or not _is_number(given[self.index]):
+            return None
+        return type(given)(self._number(each) if at == self.index else each for at, each in enumerate(given))
+
+    def _number(self, given: float) -> float:
+        return self.other if self.name == _DECAY else float(given) * self.other / self.value
+
+
+def _put_back(kept: dict[str, Any], name: str, old: Any, new: Any) -> None:
+    """Unless the step has put there something else."""
+    if kept.get(name) == new:
+        kept[name] = old
 
 
 def settings_not_followed(subject: Subject, length: int) -> list[OptimizerSetting]:
     """Settings of which another value leaves every parameter as it is after some steps, where the rate is followed."""
     seen: dict[str, OptimizerSetting] = {}
 
-    def note(optimizer: _Optimizer) -> None:
-        seen.update((f"{each.kind.__name__} {each}", each) for each in _settings(optimizer))
+    def note(optimizer: _Optimizer) -> Callable[[], None]:
+        for each in _settings(optimizer):
+            seen.setdefault(each.key, each)
+        return lambda: None
 
     due = _trained(subject, length, note)
     rates = [each for each in seen.values() if _RATES.fullmatch(each.name)]
@@ -87,7 +117,7 @@ def _settings(optimizer: _Optimizer) -> Iterator[OptimizerSetting]:
                 continue
             for index, each in enumerate(value) if isinstance(value, (tuple, list)) else ((None, value),):
                 if _is_number(each) and each:
-                    other = _DECAYED / rate if name == "weight_decay" and rate else float(each) / 2
+                    other = _DECAYED / rate if name == _DECAY and rate else float(each) / 2
                     yield OptimizerSetting(type(optimizer), name, index, float(each), other)
 
 
@@ -95,23 +125,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _trained(subject: Subject, length: int, before: Callable[[_Optimizer], None]) -> Mapping[str, Tensor]:
-    """The parameters after some steps of a loop begun afresh; `before` is called with what steps."""
+def _trained(subject: Subject, length: int, change: Callable[[_Optimizer], Callable[[], None]]) -> Mapping[str, Tensor]:
+    """The parameters after some steps of a loop begun afresh, while each step of an optimizer finds it changed."""
     begun = BegunLoop.of(subject)
     for index in range(NUM_STEPS):
         seed = subject.seed + 2 * index
-        with _before_steps(before):
+        with _changed_in_steps(change):
             taken = begun.step(begun.batches(length, seed), seed)
     return taken.after
 
 
 @contextmanager
-def _before_steps(call: Callable[[_Optimizer], None]) -> Iterator[None]:
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: call(optimizer))
+def _changed_in_steps(change: Callable[[_Optimizer], Callable[[], None]]) -> Iterator[None]:
+    undo: dict[int, Callable[[], None]] = {}
+    before = register_optimizer_step_pre_hook(lambda optimizer, *_: undo.update({id(optimizer): change(optimizer)}))
+    after = register_optimizer_step_post_hook(lambda optimizer, *_: undo.pop(id(optimizer), lambda: None)())
     try:
         yield
     finally:
-        hook.remove()
+        before.remove()
+        after.remove()
 
 
 def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
 
-_NAME = re.compile(r"(rms|layer|l2|scale)_?norm", re.IGNORECASE)
+_NAME = re.compile(r"(rms|layer|l2|scale)_?norm(alization|gated|fp32|\d\w?)?$", re.IGNORECASE)  # not LayerNormLinear
 _OWN_SIZE = re.compile(r"l2|scale", re.IGNORECASE)  # a length of one, or one that is learnt
 _TIMES = 8.0
 _TOLERANCE = 0.05  # an epsilon of a twentieth is larger than any

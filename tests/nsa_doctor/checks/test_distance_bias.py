@@ -33,14 +33,34 @@ class Layer(nn.Module):
         return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+class Forgetting(nn.Module):
+    """What lies between a query and its key decides how much of the key is left, and it is little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.forget = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, HEADS)
+        nn.init.constant_(self.forget.bias, -3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        left = nn.functional.logsigmoid(self.forget(x)).cumsum(1).mT
+        scores = q @ k.mT * q.shape[-1] ** -0.5 + left[..., None] - left[..., None, :]
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return x + (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
 def wrong_sign(distance: Tensor) -> Tensor:
     return SLOPES * distance  # here
 
 
 def _examined(bias: Callable[[Tensor], Tensor], *, is_causal: bool) -> Result:
+    return _checked(lambda: Layer(bias, is_causal=is_causal))
+
+
+def _checked(make: Callable[[], nn.Module]) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return Layer(bias, is_causal=is_causal)
+        return make()
 
     subject = Subject(name="biased", build=build, forward=lambda module, x: module(x), input="embeddings", width=DIM)
     return run_check(registry.load("FWD247"), subject)
@@ -74,6 +94,10 @@ def test_a_bias_for_what_is_far_is_found(name: str) -> None:
     bias, is_causal, words = WRONG[name]
     (finding,) = _examined(bias, is_causal=is_causal).findings
     assert words in finding.message
+
+
+def test_a_forgetting_that_tokens_decide_is_no_bias_of_distance() -> None:
+    assert _checked(Forgetting).verdict is Verdict.PASS
 
 
 def test_the_line_that_makes_the_bias_is_named() -> None:

@@ -62,6 +62,13 @@ class LayerNormLinear(nn.Module):
         return self.out(self.norm(x))
 
 
+class LayerNormMLP(Norm):
+    """A layer that holds the weights of its norm itself, and is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x + nn.functional.layer_norm(x, (DIM,), self.weight, self.bias)
+
+
 class SummingRMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) * self.weight  # here
@@ -100,8 +107,9 @@ def test_norms_of_every_usual_kind_are_silent(norm: type[nn.Module], start: floa
     assert result.verdict is Verdict.PASS, result.findings
 
 
-def test_a_layer_that_holds_a_norm_is_not_one() -> None:
-    assert _examined(LayerNormLinear).verdict is Verdict.PASS
+@pytest.mark.parametrize("layer", [LayerNormLinear, LayerNormMLP])
+def test_a_layer_that_holds_a_norm_is_not_one(layer: type[nn.Module]) -> None:
+    assert _examined(layer).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,25 @@ class Own(torch.optim.Optimizer):
                 each.mul_(1 - group["lr"] * decay).sub_(group["lr"] * buffer)
 
 
-def _examined(make: Callable[[Parameters], torch.optim.Optimizer]) -> Result:
+Scheduled = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+def _examined(make: Callable[[Parameters], torch.optim.Optimizer], scheduled: Scheduled | None = None) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh(), nn.Linear(DIM, DIM))
 
     def begin(module: nn.Module) -> TrainingLoop:
         optimizer = make(list(module.parameters()))
+        schedule = None if scheduled is None else scheduled(optimizer)
 
         def step(batches: list[Tensor]) -> Tensor:
             optimizer.zero_grad()
             loss = torch.stack([module(each).square().mean() for each in batches]).mean()
             loss.backward()
             optimizer.step()
+            if schedule is not None:
+                schedule.step()
             return loss.detach()
 
         return TrainingLoop(step=step)
@@ -82,6 +88,15 @@ HEALTHY: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_optimizers_that_follow_what_they_are_given_are_silent(name: str) -> None:
     result = _examined(HEALTHY[name])
+    assert result.verdict is Verdict.PASS, result.findings
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "its own"])
+def test_a_schedule_may_move_what_is_followed(name: str) -> None:
+    def scheduled(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=100)  # of momentum and betas too
+
+    result = _examined(HEALTHY[name], scheduled)
     assert result.verdict is Verdict.PASS, result.findings
 
 

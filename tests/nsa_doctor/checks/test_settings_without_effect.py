@@ -104,8 +104,16 @@ def test_a_number_that_is_only_kept_is_found_at_its_constructor() -> None:
 
 
 def test_a_number_that_another_package_gives_is_found(other_package: type[nn.Module]) -> None:
-    (finding,) = examined(lambda: other_package(base=100.0)).findings
+    Turned = other_package  # noqa: N806 (who means a class writes its name)
+    (finding,) = examined(lambda: Turned(base=100.0)).findings
     assert finding.message.startswith("Turned is given base=100, and nothing")
+
+
+def test_what_a_whole_configuration_gives_is_a_note(other_package: type[nn.Module]) -> None:
+    settings = {"base": 100.0}
+    result = examined(lambda: other_package(**settings))
+    assert result.verdict is Verdict.PASS
+    assert any("another setting may decide that" in note for note in result.notes)
 
 
 def test_a_number_that_waits_for_another_setting_is_a_note() -> None:
