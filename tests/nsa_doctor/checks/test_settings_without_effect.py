@@ -104,7 +104,7 @@ def test_a_number_that_is_only_kept_is_found_at_its_constructor() -> None:
 
 
 def test_a_number_that_another_package_gives_is_found(other_package: type[nn.Module]) -> None:
-    Turned = other_package  # noqa: N806 (who means a class writes its name)
+    Turned = other_package
     (finding,) = examined(lambda: Turned(base=100.0)).findings
     assert finding.message.startswith("Turned is given base=100, and nothing")
 
