@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -17,11 +17,12 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.model.begun_loop import BegunLoop
 from nsa_doctor.subject.contract import Subject
 
-NUM_STEPS = 8  # by then an average over steps counts, in RAdam too
+_FEW_STEPS = 8  # by then an average over steps counts, in RAdam too
+NUM_STEPS = 40  # and what an optimizer does but now and then, as estimating curvature
 _RATES = re.compile(r"lr|learning_rate")
-_NAMES = re.compile(r"momentum|weight_decay|betas?\d?")
+_NAMES = re.compile(r"momentum|weight_decay|betas|beta\d")
 _DECAY = "weight_decay"
-_DECAYED = 0.1  # of a parameter, by a step of the decay that is tried
+_DECAYED, _FAR_DECAYED = 0.1, 1e4  # of a parameter, by a step of the decay that is tried; at a tiny true rate
 
 _Optimizer = torch.optim.Optimizer
 
@@ -47,6 +48,11 @@ class OptimizerSetting:
     def key(self) -> str:
         """What it is known by, whatever a schedule makes of it."""
         return f"{self.kind.__module__}.{self.kind.__qualname__}.{self._label}"
+
+    @property
+    def far(self) -> "OptimizerSetting":
+        """The same with a number that is as far from it as there is."""
+        return replace(self, other=self.other * _FAR_DECAYED / _DECAYED if self.name == _DECAY else 0.0)
 
     @property
     def place(self) -> Place:
@@ -98,12 +104,16 @@ def settings_not_followed(subject: Subject, length: int) -> list[OptimizerSettin
             seen.setdefault(each.key, each)
         return lambda: None
 
-    due = _trained(subject, length, note)
+    few = _trained(subject, length, note, _FEW_STEPS)
     rates = [each for each in seen.values() if _RATES.fullmatch(each.name)]
-    if not rates or any(_are_equal(_trained(subject, length, each.change), due) for each in rates):
+    if not rates or any(_are_equal(_trained(subject, length, each.change, _FEW_STEPS), few) for each in rates):
         return []
     others = [each for each in seen.values() if each not in rates]
-    return [each for each in others if _are_equal(_trained(subject, length, each.change), due)]
+    idle = [each for each in others if _are_equal(_trained(subject, length, each.change, _FEW_STEPS), few)]
+    if not idle:
+        return []
+    many, far = _trained(subject, length, lambda _: lambda: None, NUM_STEPS), [each.far for each in idle]
+    return [each for each in far if _are_equal(_trained(subject, length, each.change, NUM_STEPS), many)]
 
 
 def _settings(optimizer: _Optimizer) -> Iterator[OptimizerSetting]:
@@ -125,10 +135,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _trained(subject: Subject, length: int, change: Callable[[_Optimizer], Callable[[], None]]) -> Mapping[str, Tensor]:
+def _trained(
+    subject: Subject, length: int, change: Callable[[_Optimizer], Callable[[], None]], num_steps: int
+) -> Mapping[str, Tensor]:
     """The parameters after some steps of a loop begun afresh, while each step of an optimizer finds it changed."""
     begun = BegunLoop.of(subject)
-    for index in range(NUM_STEPS):
+    for index in range(num_steps):
         seed = subject.seed + 2 * index
         with _changed_in_steps(change):
             taken = begun.step(begun.batches(length, seed), seed)

@@ -103,7 +103,7 @@ def test_a_schedule_may_move_what_is_followed(name: str) -> None:
 @pytest.mark.parametrize(("forgets", "said"), [("momentum", "momentum=0.9"), ("weight_decay", "weight_decay=0.01")])
 def test_a_setting_that_no_step_follows_is_found_at_the_step(forgets: str, said: str) -> None:
     (finding,) = _examined(lambda parameters: Own(parameters, forgets=forgets)).findings
-    assert finding.message.startswith(f"Own does not follow {said}: 8 steps")
+    assert finding.message.startswith(f"Own does not follow {said}: 40 steps")
     where: Any = finding.where
     lines = [linecache.getline(where.file, where.line + more) for more in range(2)]
     assert any("# here" in line for line in lines)
@@ -118,4 +118,4 @@ def test_an_optimizer_that_takes_plain_steps_follows_no_moments() -> None:
                     each.sub_(group["lr"] * each.grad)
 
     (finding,) = _examined(lambda parameters: Plain(parameters, lr=1e-2)).findings
-    assert finding.message.startswith("Plain does not follow betas[0]=0.9, betas[1]=0.999 and weight_decay=0.01: 8")
+    assert finding.message.startswith("Plain does not follow betas[0]=0.9, betas[1]=0.999 and weight_decay=0.01: 40")
