@@ -1,7 +1,8 @@
 """FWD246 norm-leaves-size
 
 Detects: a module named after RMSNorm or LayerNorm whose output, with the weights that it starts with, grows with its
-input, or has another mean square than those weights give; L2Norm and ScaleNorm: the first of the two.
+input, or has another mean square than those weights give, or whose weights begin on both sides of zero; L2Norm and
+ScaleNorm: the first of these.
 Matters: a sum for a mean, a variance for its root, an epsilon in the wrong place: what follows is fed too much or too
 little, the model trains all the same, and weights of another implementation give other outputs.
 Fix: divide by the root of the mean square over the channels, to which epsilon is added.
@@ -25,6 +26,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.weight_origin import origin_of
 from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.probes.numerics.named_norms import NormFault, faulty_norms
 from nsa_doctor.subject.contract import Subject
@@ -47,7 +49,10 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _place(sp: BuiltModule, fault: NormFault) -> Place:
-    """The line that makes its output."""
+    """The line that draws the weights at fault, or that makes its output."""
+    drawn = origin_of(sp.subject, fault.parameter) if fault.parameter else None
+    if drawn is not None and drawn.place is not None:
+        return drawn.place
     recording = recording_of(sp, lambda: fault.module(fault.x))
     made = recording.output_maker
     place = recording.operations[made].place if made >= 0 else Place()

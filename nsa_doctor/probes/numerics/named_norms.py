@@ -4,31 +4,40 @@ RMSNorm (arXiv 1910.07467, equation 4) and LayerNorm (arXiv 1607.06450, equation
 whatever the size of the input, without weights and biases the mean square of the output is one.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.internal import NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _NAME = re.compile(r"(rms|layer|l2|scale)_?norm(alization|gated|fp32|\d\w?)?$", re.IGNORECASE)  # not LayerNormLinear
 _OWN_SIZE = re.compile(r"l2|scale", re.IGNORECASE)  # a length of one, or one that is learnt
+_OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, NORMS_BY_BATCH)  # of which the weights alone may be wrong
 _TIMES = 8.0
+_FEWEST = 8
 _TOLERANCE = 0.05  # an epsilon of a twentieth is larger than any
 
 
 @dataclass(frozen=True)
 class NormFault:
-    """A norm by its name, what it was asked with, and what is wrong with its answer, in words."""
+    """A norm by its name, what it was asked with, and what is wrong with its answer, in words.
+
+    `parameter` is the name of the one that is at fault, if one is.
+    """
 
     name: str
     module: nn.Module
     x: Tensor
     text: str
+    parameter: str = ""
 
 
 def faulty_norms(sp: BuiltModule, length: int) -> Iterator[NormFault]:
@@ -36,12 +45,20 @@ def faulty_norms(sp: BuiltModule, length: int) -> Iterator[NormFault]:
 
     `sp` has the weights that it starts with.
     """
+    for name, module in sp.module.named_modules():
+        is_torchs = isinstance(module, _OF_TORCH) and type(module).forward.__module__.startswith("torch.")
+        weights = getattr(module, "weight", None) if is_torchs else None
+        if isinstance(weights, Tensor) and (said := _both_sides(weights)):
+            yield NormFault(name, module, sp.input(length), said, f"{name}.weight" if name else "weight")
     for name, (module, x) in _called(sp, length).items():
         generator = torch.Generator().manual_seed(sp.subject.seed)
         ordinary = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
         text = attempt(lambda module=module, ordinary=ordinary: _fault(module, ordinary))
         if isinstance(text, str):
             yield NormFault(name, module, ordinary, text)
+        elif text is None and (weights := _about_zero(module, ordinary)):
+            own, said = weights
+            yield NormFault(name, module, ordinary, said, f"{name}.{own}" if name else own)
 
 
 def _called(sp: BuiltModule, length: int) -> dict[str, tuple[nn.Module, Tensor]]:
@@ -71,21 +88,66 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _fault(module: nn.Module, x: Tensor) -> str | None:
-    with torch.no_grad():
-        shift = module(torch.zeros_like(x))
-        shift = torch.where(torch.isfinite(shift), shift, 0.0)
-        plain, larger = module(x) - shift, module(_TIMES * x) - shift
+    plain, larger = _unshifted(module, x), _unshifted(module, _TIMES * x)
     sizes = _size(plain), _size(larger)
-    if not all(torch.isfinite(torch.tensor(sizes))) or not sizes[0]:
+    if not all(map(math.isfinite, sizes)) or not sizes[0]:
         return None
     if abs(sizes[1] / sizes[0] - 1) > _TOLERANCE:
         return f"an input {_TIMES:g} times as large gives an output {sizes[1] / sizes[0]:.3g} times as large"
-    weights = [each.detach() for each in module.parameters()]
-    due = {1.0, *(_size(each) for each in weights), *(_size(1 + each) for each in weights)}
-    if _OWN_SIZE.search(type(module).__name__) or any(abs(sizes[0] - each) <= _TOLERANCE * each for each in due):
+    if _OWN_SIZE.search(type(module).__name__) or any(_is_one(plain / scale) for scale in _scales(module, plain)):
         return None
+    weights = [each.detach() for each in module.parameters()]
     of = f" (weights {_size(weights[0]):.3g})" if weights else ""
     return f"the root of the mean square of its output is {sizes[0]:.3g}{of}"
+
+
+def _unshifted(module: nn.Module, x: Tensor) -> Tensor:
+    """What it answers, without what it adds to everything."""
+    with torch.no_grad():
+        shift = module(torch.zeros_like(x))
+        answer: Tensor = module(x) - torch.where(torch.isfinite(shift), shift, 0.0)
+    return answer
+
+
+def _about_zero(module: nn.Module, x: Tensor) -> tuple[str, str] | None:
+    """The name of weights that it multiplies by and that begin on both sides of zero, and what is seen of them."""
+    plain = _unshifted(module, x)
+    for name, weights in module.named_parameters():
+        if not _fits(weights, x) or not _is_one(plain / weights.detach().to(x)):
+            continue
+        said = _both_sides(weights)
+        if said and not _is_one(plain / (1 + weights.detach().to(x))):
+            return name, said
+    return None
+
+
+def _both_sides(weights: Tensor) -> str:
+    """That weights by which a norm multiplies begin on both sides of zero; nothing where they do not."""
+    values = weights.detach().double()
+    mean, spread = float(values.mean()), float(values.std()) if values.numel() >= _FEWEST else 0.0
+    if abs(mean) >= spread:
+        return ""
+    return f"its weights begin on both sides of zero, at {mean:.2g} ± {spread:.2g} in place of one"
+
+
+def _scales(module: nn.Module, x: Tensor) -> Iterator[Tensor]:
+    """What its output may be multiplied by: nothing, one of its parameters or two, or by how much more than one."""
+    yield x.new_ones(())
+    fitting = [each.detach().to(x) for each in module.parameters() if _fits(each, x)]
+    single = [*fitting, *(1 + each for each in fitting)]
+    yield from single
+    yield from (one * other for one, other in combinations(single, 2) if one.numel() == 1 or other.numel() == 1)
+
+
+def _fits(parameter: Tensor, x: Tensor) -> bool:
+    shape = attempt(lambda: torch.broadcast_shapes(parameter.shape, x.shape))
+    return shape == x.shape
+
+
+def _is_one(values: Tensor) -> bool:
+    """Whether the root of the mean square is, where something was multiplied by more than nothing."""
+    kept = values[torch.isfinite(values)]
+    return bool(kept.numel()) and abs(_size(kept) - 1) <= _TOLERANCE
 
 
 def _size(tensor: Tensor) -> float:

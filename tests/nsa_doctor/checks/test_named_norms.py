@@ -85,10 +85,31 @@ class IdleScaleNorm(Norm):
         return x * self.weight  # here
 
 
-def _examined(norm: type[nn.Module], *args: float) -> Result:
+class DrawnLayerNorm(LayerNorm):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.normal_(self.weight, std=0.02)  # here
+
+
+class OfTorch(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(DIM)
+        nn.init.normal_(self.weight, std=0.02)  # here
+
+
+class DrawnShiftedRMSNorm(ShiftedRMSNorm):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.normal_(self.weight, std=0.02)
+
+
+def _examined(norm: type[nn.Module], *args: float, is_trained: bool = False) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(DIM, DIM), norm(*args))
+        module = nn.Sequential(nn.Linear(DIM, DIM), norm(*args))
+        for parameter in module[1].parameters() if is_trained else ():
+            parameter.data.exponential_()
+        return module
 
     subject = Subject(name="normed", build=build, forward=lambda module, x: module(x), input="embeddings", width=DIM)
     return run_check(registry.load("FWD246"), subject)
@@ -104,6 +125,23 @@ def _examined(norm: type[nn.Module], *args: float) -> Result:
 )
 def test_norms_of_every_usual_kind_are_silent(norm: type[nn.Module], start: float) -> None:
     result = _examined(norm, start)
+    assert result.verdict is Verdict.PASS, result.findings
+
+
+@pytest.mark.parametrize("norm", [DrawnLayerNorm, OfTorch])
+def test_weights_that_are_drawn_about_zero_are_found_where_they_are_drawn(norm: type[nn.Module]) -> None:
+    (finding,) = _examined(norm).findings
+    assert "its weights begin on both sides of zero" in finding.message
+    assert "# here" in linecache.getline(finding.where.file, finding.where.line)
+
+
+def test_weights_about_zero_that_are_added_to_one_are_silent() -> None:
+    assert _examined(DrawnShiftedRMSNorm).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("norm", [RMSNorm, ShiftedRMSNorm, LayerNorm, ScaledRMSNorm])
+def test_norms_whose_weights_were_trained_are_silent(norm: type[nn.Module]) -> None:
+    result = _examined(norm, is_trained=True)
     assert result.verdict is Verdict.PASS, result.findings
 
 
