@@ -6,9 +6,10 @@ from dataclasses import replace
 from nsa_doctor.core import registry
 from nsa_doctor.core.facts import SWEPT
 from nsa_doctor.core.finding import Finding, Result, Verdict
-from nsa_doctor.core.measurement import Point
+from nsa_doctor.core.measurement import Point, Trouble
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.text import numbers
+from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.engine.measure_points import Examination
 from nsa_doctor.engine.root_causes import TROUBLE_FACTS
 
@@ -73,12 +74,18 @@ def _is_same(finding: Finding, known: Finding) -> bool:
 
 
 def _missing(examination: Examination, planned: Sequence[Point]) -> str:
-    """Which points were not measured and why; nothing when all were."""
+    """Which points were not measured and why; nothing when all were, but for those at which a norm has one value."""
     measured = {m.point for m in examination.measurements if m.trouble is None}
     answered = {m.point for m in examination.measurements if m.trouble is not None and m.trouble.kind in TROUBLE_FACTS}
-    missing = [point for point in planned if point not in measured | answered]
-    if not missing and planned:
+    of_one_value = {m.point for m in examination.measurements if m.trouble and _is_of_one_value(m.trouble)}
+    missing = [point for point in planned if point not in measured | answered | of_one_value]
+    if not missing and (measured or answered):
         return ""
     why = {m.trouble.message for m in examination.measurements if m.trouble and m.trouble.kind not in TROUBLE_FACTS}
     reason = f"not measured at S={numbers({point.length for point in missing})}" if missing else "nothing measured"
     return reason + (f": {'; '.join(sorted(why))}" if why else "")
+
+
+def _is_of_one_value(trouble: Trouble) -> bool:
+    """Whether a batch norm was given one token in training, which it refuses, and which nobody trains on."""
+    return error_kind(trouble.message) is TorchError.ONE_VALUE_PER_CHANNEL
