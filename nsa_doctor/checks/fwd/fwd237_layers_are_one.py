@@ -1,7 +1,8 @@
 """FWD237 layers-are-one
 
 Detects: a list or a row of layers in which one module with weights stands in every place, where neither the names nor
-the source of what holds it speak of layers that are shared. One that a function makes is a note.
+the source of what holds it speak of layers that are shared; a norm of batches that stands in several. One that a
+function makes is a note.
 Matters: a model of twelve layers learns the parameters of one; checkpoints, shapes and the loss look right.
 Fix: build each layer: `nn.ModuleList([Layer() for _ in range(n)])`; for layers that are to be shared, say so there.
 
@@ -14,7 +15,7 @@ Example:
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
+from nsa_doctor.probes.internal import NORMS_BY_BATCH
 from nsa_doctor.subject.contract import Subject
 
 _ON_PURPOSE = re.compile(  # as words of a name, and with a capital inside one
@@ -39,8 +41,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     for path, container in root.named_modules():
         if not isinstance(container, (nn.ModuleList, nn.Sequential)):
             continue
-        parts = list(container)
-        if len(parts) < 2 or any(part is not parts[0] for part in parts) or not _has_matrix(parts[0]):
+        part, times = _repeated(list(container))
+        if part is None:
             continue
         owner, _, name = path.rpartition(".")
         holder = root.get_submodule(owner)
@@ -48,19 +50,28 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             continue
         line = line_that_makes(holder, name) if name else None
         place = definition_place(holder)
-        message = (
-            f"{type(parts[0]).__name__} stands {len(parts)} times in {path or subject.name}: one and the same module"
-        )
+        message = f"{type(part).__name__} stands {times} times in {path or subject.name}: one and the same module"
+        if isinstance(part, NORMS_BY_BATCH):
+            message += ", whose running statistics are then of several layers and of none"
         if line is None:  # made by a function, whose words are not known
             yield Note(message=message, where=place)
             continue
         yield Finding(
             message=message,
             where=in_subject(replace(place, **vars(line)), root),
-            evidence={"container": path, "times": len(parts)},
+            evidence={"container": path, "times": times},
             repro=command_for(subject, "FWD237"),
         )
         return
+
+
+def _repeated(parts: Sequence[nn.Module | None]) -> tuple[nn.Module | None, int]:
+    """A part with matrices that stands in every place, or a norm of batches in several; None where there is none."""
+    if len(parts) > 1 and all(part is parts[0] for part in parts) and _has_matrix(parts[0]):
+        return parts[0], len(parts)
+    norms = [id(part) for part in parts if isinstance(part, NORMS_BY_BATCH)]
+    part = next((part for part in parts if norms.count(id(part)) > 1), None)
+    return part, norms.count(id(part))
 
 
 def _has_matrix(part: nn.Module | None) -> bool:
