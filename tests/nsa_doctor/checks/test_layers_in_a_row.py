@@ -173,7 +173,7 @@ def test_a_list_of_one_layer_is_found_where_it_is_made() -> None:
     assert finding.where.line == Stack.__init__.__code__.co_firstlineno + 2
 
 
-class SharedNorm(Stack):
+class TwiceNormed(Stack):
     """Two layers, each with a norm behind it that is the other's."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class SharedNorm(Stack):
 
 
 def test_a_norm_of_batches_that_stands_twice_is_found() -> None:
-    (finding,) = examined("FWD237", SharedNorm).findings
+    (finding,) = examined("FWD237", TwiceNormed).findings
     assert finding.message.startswith("BatchNorm1d stands 2 times in layers: one and the same module, whose running")
 
 
