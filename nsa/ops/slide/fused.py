@@ -1,7 +1,7 @@
 """The sliding branch through torch's own fused attention: CUDA or CPU, any floating dtype, any H/G, Dv != Dk.
 
-Half precision on CUDA takes the variable-length flash kernel, which knows windows. All else cuts queries into tiles of
-w and gives each the 2w − 1 keys it may see.
+Half precision on CUDA takes the variable-length flash kernel, which knows windows. On a CPU, a window that holds every
+key is causal attention. All else cuts queries into tiles of w and gives each the 2w − 1 keys it may see.
 """
 
 import inspect
@@ -22,6 +22,8 @@ def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
     largest_head = max(q.shape[-1], v.shape[-1])
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and largest_head <= _MAX_KERNEL_HEAD:
         return _by_varlen(q, k, v, geometry.w)
+    if not q.is_cuda and k.shape[1] <= geometry.w:
+        return _causal(q, k, v)
     return _by_tiles(q, k, v, min(geometry.w, k.shape[1]))  # a window beyond the keys would be filled with zeros
 
 
@@ -56,6 +58,16 @@ def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
 def _offsets(rows: int, length: int, device: torch.device) -> Tensor:
     """Where each row begins in the rows one after the other, and where the last one ends."""
     return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of each query over all keys up to itself; without a mask where all S tokens ask."""
+    num_queries, num_tokens = q.shape[1], k.shape[1]
+    is_whole = num_queries == num_tokens
+    shape = num_queries, num_tokens
+    seen = None if is_whole else torch.ones(shape, dtype=torch.bool, device=q.device).tril(num_tokens - num_queries)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, seen, is_causal=is_whole, enable_gqa=True).transpose(1, 2)
 
 
 def _by_tiles(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
