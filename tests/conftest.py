@@ -22,7 +22,7 @@ KERNELS = {
     *("nsa.ops.decode.choice", "nsa.ops.decode.token", "nsa.train.loss_kernels"),
     *(f"nsa.ops.{folder}.triton" for folder in TRITON),
     *(f"nsa.ops.hopper.{name}" for name in ("tiles", "forward", "gradients", "score")),
-    *(f"nsa.ops.hopper.{name}" for name in ("select", "select_gradients", "select_tiles")),
+    *(f"nsa.ops.hopper.{name}" for name in ("internal", "select", "select_gradients", "select_tiles")),
 }
 
 

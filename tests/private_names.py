@@ -19,7 +19,7 @@ from torch import nn
 from tests.arrows import IMPORTERS, PACKAGES, dotted, modules
 
 INTERNAL = (
-    *("nsa.nn.internal", "nsa.train.internal", "nsa.hf.internal"),
+    *("nsa.nn.internal", "nsa.train.internal", "nsa.hf.internal", "nsa.ops.hopper.internal"),
     *("nsa_doctor.core.internal", "nsa_doctor.probes.internal"),
 )
 UNPROMISED = ("torch.multiprocessing.reductions", "torch.utils.flop_counter")  # though no underscore says so

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nsa.ops.geometry import Geometry
+from nsa.ops.hopper.internal import viewed
 from nsa.ops.hopper.select_tiles import (
     ALL,
     ALL_WIDE,
@@ -109,8 +110,8 @@ def _attend(
 def _attend_all(q_tile, k_of, v_of, start, num_tokens):
     """Peak, sum and unnormalised output of all rows over the blocks that all queries read."""
     dtype: gl.constexpr = k_of.dtype
-    keys_of = k_of._reinterpret(dtype, [4, LENGTH, SIZE], SHARED)
-    values_of = v_of._reinterpret(dtype, [2, LENGTH, SIZE], SHARED)
+    keys_of = viewed(k_of, [4, LENGTH, SIZE], SHARED)
+    values_of = viewed(v_of, [2, LENGTH, SIZE], SHARED)
     peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, MMA))
     mixed = gl.zeros([ROWS, SIZE], gl.float32, MMA_WIDE)
@@ -145,8 +146,8 @@ def _attend_chosen(
     peak = gl.convert_layout(gl.reshape(peak, [QUERIES, ROWS_EACH]), ROW)
     total = gl.convert_layout(gl.reshape(total, [QUERIES, ROWS_EACH]), ROW)
     mixed = gl.convert_layout(gl.reshape(mixed, [QUERIES, ROWS_EACH, SIZE]), MMA_EACH)
-    keys_of = k_of._reinterpret(dtype, [2, QUERIES, SIZE, KEYS_AT_ONCE], TILES_TRANSPOSED)
-    values_of = v_of._reinterpret(dtype, [1, QUERIES, KEYS_AT_ONCE, SIZE], TILES)
+    keys_of = viewed(k_of, [2, QUERIES, SIZE, KEYS_AT_ONCE], TILES_TRANSPOSED)
+    values_of = viewed(v_of, [1, QUERIES, KEYS_AT_ONCE, SIZE], TILES)
     for step in range(STEPS):
         stage = step % 2
         rows_after = rows_of_step(slots, step + 2, first_key, NUM_CHOSEN)

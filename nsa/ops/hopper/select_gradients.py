@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nsa.ops.geometry import Geometry
+from nsa.ops.hopper.internal import viewed
 from nsa.ops.hopper.select_tiles import (
     ALL,
     ALL_WIDE,
@@ -122,8 +123,8 @@ def _attend_backward_q(
 def _add_all(q_tile, grad_tile, k_of, v_of, log_sum, delta, start, num_tokens):
     """The gradient of q, not scaled, of all rows by the blocks that all queries read."""
     dtype: gl.constexpr = k_of.dtype
-    keys_of = k_of._reinterpret(dtype, [4, LENGTH, SIZE], SHARED)
-    values_of = v_of._reinterpret(dtype, [2, LENGTH, SIZE], SHARED)
+    keys_of = viewed(k_of, [4, LENGTH, SIZE], SHARED)
+    values_of = viewed(v_of, [2, LENGTH, SIZE], SHARED)
     sum_q = gl.zeros([ROWS, SIZE], gl.float32, MMA_WIDE)
     clear_future(keys_of.index(2), start, num_tokens)
     clear_future(keys_of.index(3), start, num_tokens)
@@ -157,9 +158,9 @@ def _add_chosen(
     log_sum = gl.expand_dims(gl.convert_layout(gl.reshape(log_sum, [QUERIES, ROWS_EACH]), ROW), 2)
     delta = gl.expand_dims(gl.convert_layout(gl.reshape(delta, [QUERIES, ROWS_EACH]), ROW), 2)
     sum_q = gl.convert_layout(gl.reshape(sum_q, [QUERIES, ROWS_EACH, SIZE]), MMA_EACH)
-    keys_of = k_of._reinterpret(dtype, [2, QUERIES, KEYS_AT_ONCE, SIZE], TILES)
-    transposed_of = k_of._reinterpret(dtype, [2, QUERIES, SIZE, KEYS_AT_ONCE], TILES_TRANSPOSED)
-    values_of = v_of._reinterpret(dtype, [1, QUERIES, SIZE, KEYS_AT_ONCE], TILES_TRANSPOSED)
+    keys_of = viewed(k_of, [2, QUERIES, KEYS_AT_ONCE, SIZE], TILES)
+    transposed_of = viewed(k_of, [2, QUERIES, SIZE, KEYS_AT_ONCE], TILES_TRANSPOSED)
+    values_of = viewed(v_of, [1, QUERIES, SIZE, KEYS_AT_ONCE], TILES_TRANSPOSED)
     for step in range(STEPS):
         stage = step % 2
         rows_after = rows_of_step(slots, step + 2, first_key, NUM_CHOSEN)

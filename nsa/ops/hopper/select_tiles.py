@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from nsa.ops.geometry import NUM_FORCED, Geometry
+from nsa.ops.hopper.internal import viewed
 from nsa.ops.hopper.tiles import IN_POWERS_OF_TWO, clear_rows, copy_tile, tiles_of
 from nsa.ops.kernel_tiles import LEAST_SIDE
 
@@ -117,9 +118,8 @@ def rows_of_step(slots, step, first_key, NUM_CHOSEN: gl.constexpr):
 @gluon.jit
 def load_shared_blocks(k_blocks, v_blocks, first_key, start, column, bar, k_of, v_of):
     """Load what all queries read: three blocks of keys, and of values two behind them and the newest after the keys."""
-    dtype: gl.constexpr = k_of.dtype
-    keys_of = k_of._reinterpret(dtype, [4, LENGTH, SIZE], SHARED)
-    values_of = v_of._reinterpret(dtype, [2, LENGTH, SIZE], SHARED)
+    keys_of = viewed(k_of, [4, LENGTH, SIZE], SHARED)
+    values_of = viewed(v_of, [2, LENGTH, SIZE], SHARED)
     newest = first_key + start // LENGTH * LENGTH
     mbarrier.expect(bar, 6 * LENGTH * SIZE * 2)
     copy_tile(k_blocks, first_key, column, bar, keys_of.index(0), True)
