@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.checks._shared.uphill import uphill
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.stepping import Step, first_step, twin
 from nsa_doctor.subject.contract import Subject
 
@@ -40,7 +41,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     if subject.loop is not None:
         yield from uphill(subject, length)
         return
-    sp = comparable_module(subject, mode="train")
+    sp = _stepping(subject, length)
     x = sp.input(length)
     first = _step(sp, x, 0.0)
     if not first.squared_gradient or not first.loss:
@@ -60,6 +61,16 @@ def run(subject: Subject) -> Iterator[Finding]:
             evidence={"length": length, "rate": rate, "loss": first.loss, "climb": whole},
             repro=command_for(subject, "GRD206"),
         )
+
+
+def _stepping(subject: Subject, length: int) -> BuiltModule:
+    """The module in float64 where the step takes that too, and not the forward alone; else in its own dtype."""
+    wide = comparable_module(subject, mode="train")
+    if wide.dtype == subject.dtype:
+        return wide
+    with unobserved():
+        tried = attempt(lambda: _step(wide, wide.input(length), 0.0))
+    return built(subject, mode="train") if isinstance(tried, Caught) else wide
 
 
 def _climb(sp: BuiltModule, x: Tensor, rate: float) -> float:

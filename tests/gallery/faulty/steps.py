@@ -32,6 +32,20 @@ def right(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> f
     return loss.item()
 
 
+def in_float32(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, sign: float = 1.0) -> Tensor:
+    """Its targets have a dtype of their own, which matrices of another are not multiplied with."""
+    optimizer.zero_grad()
+    targets = torch.eye(VOCABULARY, DIM, dtype=torch.float32)[ids]
+    loss = (module.embed(ids) @ targets.mT).square().mean()
+    (sign * loss).backward()
+    optimizer.step()
+    return loss
+
+
+def climbs_in_float32(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    return in_float32(module, optimizer, ids, -1.0)
+
+
 def clips_too_late(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
     optimizer.zero_grad()
     loss = loss_of(module, ids)

@@ -50,6 +50,12 @@ def test_gradients_that_are_changed_after_the_step_are_found_with_their_line(
     assert is_marked(finding.where.file, finding.where.line)
 
 
+def test_a_step_that_takes_one_dtype_alone_is_examined_in_it(trained: Trained) -> None:
+    assert findings(trained("in_float32"), "GRD206") == ()
+    (finding,) = findings(trained("climbs_in_float32"), "GRD206")
+    assert "the loss on the same batch rises" in finding.message
+
+
 def test_what_skips_its_step_is_found_where_it_ends(trained: Trained) -> None:
     (finding,) = findings(trained("skips_what_is_finite"), "GRD205")
     assert finding.message.endswith("the optimizer given is never asked to step")
