@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.begun_loop import BegunLoop
 from nsa_doctor.subject.contract import Subject
 
@@ -105,25 +107,32 @@ def settings_not_followed(subject: Subject, length: int) -> list[OptimizerSettin
         return lambda: None
 
     few = _trained(subject, length, note, _FEW_STEPS)
+
+    def are_same(setting: OptimizerSetting, due: Mapping[str, Tensor], num_steps: int) -> bool:
+        with unobserved():  # a number that it refuses is one that it reads
+            found = attempt(lambda: _trained(subject, length, setting.change, num_steps))
+        return not isinstance(found, Caught) and _are_equal(found, due)
+
     rates = [each for each in seen.values() if _RATES.fullmatch(each.name)]
-    if not rates or any(_are_equal(_trained(subject, length, each.change, _FEW_STEPS), few) for each in rates):
+    if not rates or any(are_same(each, few, _FEW_STEPS) for each in rates):
         return []
-    others = [each for each in seen.values() if each not in rates]
-    idle = [each for each in others if _are_equal(_trained(subject, length, each.change, _FEW_STEPS), few)]
+    idle = [each for each in seen.values() if each not in rates and are_same(each, few, _FEW_STEPS)]
     if not idle:
         return []
-    many, far = _trained(subject, length, lambda _: lambda: None, NUM_STEPS), [each.far for each in idle]
-    return [each for each in far if _are_equal(_trained(subject, length, each.change, NUM_STEPS), many)]
+    many = _trained(subject, length, lambda _: lambda: None, NUM_STEPS)
+    return [each.far for each in idle if are_same(each.far, many, NUM_STEPS)]
 
 
 def _settings(optimizer: _Optimizer) -> Iterator[OptimizerSetting]:
     """Those that are not zero, of groups in which something has a gradient."""
     for group in optimizer.param_groups:
-        if not any(each.grad is not None and each.grad.any() for each in group["params"]):
+        gradients = [each.grad for each in group["params"] if each.grad is not None]
+        if not any(each.is_sparse or bool(each.any()) for each in gradients):
             continue
-        rate = next((float(each) for name, each in group.items() if _RATES.fullmatch(name) and _is_number(each)), 0.0)
-        for name, value in group.items():
-            if not isinstance(name, str) or not (_RATES.fullmatch(name) or _NAMES.fullmatch(name)):
+        named = {name: value for name, value in group.items() if isinstance(name, str)}
+        rate = next((float(each) for name, each in named.items() if _RATES.fullmatch(name) and _is_number(each)), 0.0)
+        for name, value in named.items():
+            if not (_RATES.fullmatch(name) or _NAMES.fullmatch(name)):
                 continue
             for index, each in enumerate(value) if isinstance(value, (tuple, list)) else ((None, value),):
                 if _is_number(each) and each:

@@ -67,6 +67,15 @@ def _examined(make: Callable[[Parameters], torch.optim.Optimizer], scheduled: Sc
     return run_check(registry.load("GRD220"), subject)
 
 
+class Refusing(Own):
+    """It looks at its settings in each step."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        if any(group["momentum"] != 0.9 for group in self.param_groups):
+            raise ValueError("momentum must be 0.9")
+        super().step(closure)
+
+
 HEALTHY: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.01, nesterov=True),
     "SGD without": lambda p: torch.optim.SGD(p, lr=1e-2),
@@ -74,6 +83,7 @@ HEALTHY: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
         [{"params": p[:1], "weight_decay": 0.1}, {"params": p[1:], "weight_decay": 0.0}], lr=1e-2, momentum=0.9
     ),
     "its own": lambda p: Own(p, forgets=""),
+    "its own, which refuses": lambda p: Refusing(p, forgets="momentum"),
     "its own, kept beside": lambda p: Own(p, forgets="", in_place=True),
     **{
         name: partial(getattr(torch.optim, name), weight_decay=0.01)
