@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from nsa_doctor.checks._shared.planted_steps import descent
 from nsa_doctor.checks._shared.resumed import departures, remembered
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
@@ -48,17 +49,12 @@ def planted(subject: Subject) -> Subject:
     def begin(module: nn.Module) -> TrainingLoop:
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
 
-        def step(batches: list[Tensor]) -> Tensor:
-            loss = torch.stack([subject.forward(module, each).square().mean() for each in batches]).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
         def restore(snapshot: dict[str, Any]) -> None:
             module.load_state_dict(snapshot["model"])  # and no momentum
 
-        return TrainingLoop(step=step, snapshot=lambda: {"model": module.state_dict()}, restore=restore)
+        return TrainingLoop(
+            step=descent(subject, module, optimizer), snapshot=lambda: {"model": module.state_dict()}, restore=restore
+        )
 
     return replace(subject, loop=begin)
 

@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from nsa_doctor.checks._shared.planted_steps import descent
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
@@ -75,14 +76,7 @@ def planted(subject: Subject) -> Subject:
         groups = [{"params": vectors, "weight_decay": 0.1}, {"params": matrices, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
 
-        def step(batches: list[Tensor]) -> Tensor:
-            optimizer.zero_grad()
-            loss = torch.stack([subject.forward(module, each).square().mean() for each in batches]).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return TrainingLoop(step=step)
+        return TrainingLoop(step=descent(subject, module, optimizer))
 
     return replace(subject, loop=begin)
 

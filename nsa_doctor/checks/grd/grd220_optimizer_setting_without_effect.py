@@ -20,8 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from nsa_doctor.checks._shared.planted_steps import descent
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
@@ -63,14 +64,7 @@ def planted(subject: Subject) -> Subject:
     def begin(module: nn.Module) -> TrainingLoop:
         optimizer = Forgetful(module.parameters())
 
-        def step(batches: list[Tensor]) -> Tensor:
-            optimizer.zero_grad()
-            loss = torch.stack([subject.forward(module, each).square().mean() for each in batches]).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return TrainingLoop(step=step)
+        return TrainingLoop(step=descent(subject, module, optimizer))
 
     return replace(subject, loop=begin)
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.planted_steps import descent
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
@@ -67,19 +68,12 @@ def planted(subject: Subject) -> Subject:
     def begin(module: nn.Module) -> TrainingLoop:
         optimizer, average = torch.optim.SGD(module.parameters(), lr=1e-3), copy.deepcopy(module)
 
-        def step(batches: list[Tensor]) -> Tensor:
-            optimizer.zero_grad()
-            loss = torch.stack([subject.forward(module, each).square().mean() for each in batches]).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
         @torch.no_grad()
         def evaluate(batches: list[Tensor]) -> Tensor:
             average.eval()
             return torch.stack([subject.forward(average, each).square().mean() for each in batches]).mean()
 
-        return TrainingLoop(step=step, evaluate=evaluate)
+        return TrainingLoop(step=descent(subject, module, optimizer), evaluate=evaluate)
 
     return replace(subject, loop=begin)
 
