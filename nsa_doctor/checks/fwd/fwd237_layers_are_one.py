@@ -1,8 +1,8 @@
 """FWD237 layers-are-one
 
 Detects: a list or a row of layers in which one module with weights stands in every place, where neither the names nor
-the source of what holds it speak of layers that are shared; a norm of batches that stands in several. One that a
-function makes is a note.
+the source of what holds it speak of layers that are shared; a norm of batches with running statistics that stands
+in several. One that a function makes is a note.
 Matters: a model of twelve layers learns the parameters of one; checkpoints, shapes and the loss look right.
 Fix: build each layer: `nn.ModuleList([Layer() for _ in range(n)])`; for layers that are to be shared, say so there.
 
@@ -69,7 +69,7 @@ def _repeated(parts: Sequence[nn.Module | None]) -> tuple[nn.Module | None, int]
     """A part with matrices that stands in every place, or a norm of batches in several; None where there is none."""
     if len(parts) > 1 and all(part is parts[0] for part in parts) and _has_matrix(parts[0]):
         return parts[0], len(parts)
-    norms = [id(part) for part in parts if isinstance(part, NORMS_BY_BATCH)]
+    norms = [id(part) for part in parts if isinstance(part, NORMS_BY_BATCH) and part.running_mean is not None]
     part = next((part for part in parts if norms.count(id(part)) > 1), None)
     return part, norms.count(id(part))
 

@@ -116,12 +116,7 @@ def _is_number(value: Any) -> bool:
 @contextmanager
 def _changed(given: UnreadArgument, other: float) -> Iterator[None]:
     """The constructor is handed the other number wherever it is handed this one."""
-    kind = next(
-        each
-        for each in type(given.module).__mro__
-        if getattr(inspect.unwrap(vars(each).get("__init__", object.__init__)), "__code__", None) is given.code
-    )
-    original: Any = vars(kind)["__init__"]
+    original: Any = vars(given.owner)["__init__"]
     signature = inspect.signature(original)
 
     @wraps(original)
@@ -131,7 +126,7 @@ def _changed(given: UnreadArgument, other: float) -> Iterator[None]:
             bound.arguments[given.name] = other
         original(*bound.args, **bound.kwargs)
 
-    with patch.object(kind, "__init__", constructed):
+    with patch.object(given.owner, "__init__", constructed):
         yield
 
 

@@ -37,14 +37,21 @@ class UnreadArgument:
     is_from_outside: bool = False
 
     @property
-    def default(self) -> Any:
-        """What the argument is where it is not given; `inspect.Parameter.empty` where it has to be."""
+    def owner(self) -> type | None:
+        """The class whose constructor it is; None where that is wrapped beyond recognition."""
         for kind in type(self.module).__mro__:
             given: Any = vars(kind).get("__init__")
-            constructor = inspect.unwrap(given) if callable(given) else None
-            if constructor is not None and getattr(constructor, "__code__", None) is self.code:
-                return inspect.signature(constructor).parameters[self.name].default
-        return inspect.Parameter.empty
+            if callable(given) and getattr(inspect.unwrap(given), "__code__", None) is self.code:
+                return kind
+        return None
+
+    @property
+    def default(self) -> Any:
+        """What the argument is where it is not given; `inspect.Parameter.empty` where it has to be."""
+        if self.owner is None:
+            return inspect.Parameter.empty
+        constructor = inspect.unwrap(vars(self.owner)["__init__"])
+        return inspect.signature(constructor).parameters[self.name].default
 
 
 @contextmanager

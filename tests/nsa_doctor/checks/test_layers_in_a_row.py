@@ -182,6 +182,15 @@ class TwiceNormed(Stack):
         self.layers = nn.ModuleList([nn.Linear(DIM, DIM), norm, nn.Linear(DIM, DIM), norm])
 
 
+class TwiceNormedByRow(Stack):
+    """A norm that keeps nothing may stand wherever it is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.InstanceNorm1d(DIM)
+        self.layers = nn.ModuleList([nn.Linear(DIM, DIM), norm, nn.Linear(DIM, DIM), norm])
+
+
 def test_a_norm_of_batches_that_stands_twice_is_found() -> None:
     (finding,) = examined("FWD237", TwiceNormed).findings
     assert finding.message.startswith("BatchNorm1d stands 2 times in layers: one and the same module, whose running")
@@ -198,7 +207,7 @@ class LeftOut(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("make", [UniversalTransformer, Said, Activated, Own, LeftOut])
+@pytest.mark.parametrize("make", [UniversalTransformer, Said, Activated, Own, TwiceNormedByRow, LeftOut])
 def test_layers_that_are_shared_on_purpose_or_stand_once_are_silent(make: Callable[[], nn.Module]) -> None:
     assert examined("FWD237", make).findings == ()
 
