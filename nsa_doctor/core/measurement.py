@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal, Self
 
+from nsa_doctor.core.text import joined
+
 Mode = Literal["train", "eval", "no_grad"]
 Values = Literal["normal", "zeros", "constant", "huge_token", "large", "aligned", "opposed", "repeated"]
 MODES: tuple[Mode, ...] = ("train", "eval", "no_grad")
@@ -151,14 +153,42 @@ class NonfiniteOrigin:
     def growth(self) -> dict[str, str]:
         """The evidence of that line, its file by its name; nothing where none is known."""
         place = self.grown_at
-        return {"grown_at": f"{PurePath(place.file).name}:{place.line}"} if place.file else {}
+        return {"grown_at": _short_line(place)} if place.file else {}
+
+
+Trail = tuple[Place, ...]
+"""Lines that a value comes through, the last one last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaisedOrigin:
+    """What a reader should know beside the line that raises.
+
+    `called_at` is the line that called the function it is in, `given` whence things come that the line was given.
+    """
+
+    called_at: Place = Place()
+    given: tuple[Trail, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        given = tuple(tuple(Place(**place) for place in trail) for trail in data["given"])
+        return cls(called_at=Place(**data["called_at"]), given=given)
+
+    def __str__(self) -> str:
+        """The end of a sentence, files by their names; nothing of what is not known."""
+        called = f", called at {_short_line(self.called_at)}" if self.called_at.file else ""
+        trails = joined([" -> ".join(map(_short_line, trail)) for trail in self.given])
+        return f"{called}; that line is given what comes from {trails}" if trails else called
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The births found by tracing one point; none and a `reason` when tracing could not show any.
 
-    num_operations: those of all traced passes, for the time that they took.
+    num_operations: those of all traced passes, for the time that they took. Of a point that raises, `raised` says
+    where from.
     """
 
     point: Point
@@ -166,13 +196,15 @@ class Diagnosis:
     origins: tuple[NonfiniteOrigin, ...] = ()
     reason: str = ""
     num_operations: int = 0
+    raised: RaisedOrigin = field(default_factory=RaisedOrigin)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
         places = ({name: Place(**origin[name]) for name in ("place", "grown_at")} for origin in data["origins"])
         origins = tuple(NonfiniteOrigin(**{**o, **p}) for o, p in zip(data["origins"], places, strict=True))
-        return cls(**{**data, "point": Point(**data["point"]), "origins": origins})
+        raised = RaisedOrigin.from_json(data["raised"])
+        return cls(**{**data, "point": Point(**data["point"]), "origins": origins, "raised": raised})
 
 
 def trouble_from_json(data: Mapping[str, Any]) -> Trouble:
@@ -183,3 +215,8 @@ def trouble_from_json(data: Mapping[str, Any]) -> Trouble:
 def to_json(record: Point | Trouble | Measurement | Diagnosis) -> dict[str, Any]:
     """The record as plain dictionaries, lists and scalars."""
     return asdict(record)
+
+
+def _short_line(place: Place) -> str:
+    """The line, its file by its name."""
+    return f"{PurePath(place.file).name}:{place.line}"

@@ -66,7 +66,7 @@ def _trouble(cause: RootCause) -> str:
     in_phase = f" {'while' if trouble.phase == 'loading' else 'in'} {trouble.phase}" if trouble.phase else ""
     match trouble.kind:
         case "raised":
-            return f"the subject raises {trouble.message}{in_phase} {at}"
+            return f"the subject raises {trouble.message}{in_phase} {at}{cause.raised}"
         case "timeout":
             return f"the call does not return: {trouble.message}{in_phase} {at}"
         case _:

@@ -11,6 +11,7 @@ from nsa_doctor.core.measurement import MODES, OUTPUT, TARGETS, Diagnosis, Measu
 
 _MOST_TRACED = 8
 _MOST_OPERATIONS = 250_000  # traced in all before another point is traced: some 20 s
+_MOST_RAISING = 3
 _MOST_CONTROLS = 6
 
 
@@ -21,8 +22,8 @@ class Measurer(Protocol):
         """Run the subject once and count."""
         ...
 
-    def diagnose(self, point: Point) -> Diagnosis:
-        """Run it again, traced, to find where what is not finite was born."""
+    def diagnose(self, point: Point, raises: bool = False) -> Diagnosis:
+        """Run it again, traced: where what is not finite was born, or whence what raises has what it is given."""
         ...
 
 
@@ -74,6 +75,9 @@ def examine(
         spent += diagnosis.num_operations
         examination.diagnoses.append(diagnosis)
         listen("traced", diagnosis)
+    for point in _raising(examination.measurements):
+        examination.diagnoses.append(measurer.diagnose(point, raises=True))
+        listen("traced", examination.diagnoses[-1])
     for point in _neighbours(examination.measurements):
         examination.controls.append(measurer.measure(point))
         listen("controlled", examination.controls[-1])
@@ -100,6 +104,16 @@ def _to_trace(measurements: Sequence[Measurement]) -> list[Point]:
             chosen.append(measurement.point)
     chosen += [measurement.point for measurement in bad if measurement.point not in chosen]
     return chosen[:_MOST_TRACED]
+
+
+def _raising(measurements: Sequence[Measurement]) -> list[Point]:
+    """Of every line that raises, the first point at which it does; up to a limit."""
+    first: dict[str, Point] = {}
+    for measurement in measurements:
+        trouble = measurement.trouble
+        if trouble is not None and trouble.kind == "raised":
+            first.setdefault(trouble.place.line_text, measurement.point)
+    return list(first.values())[:_MOST_RAISING]
 
 
 def _neighbours(measurements: Sequence[Measurement]) -> list[Point]:

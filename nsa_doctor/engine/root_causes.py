@@ -12,6 +12,7 @@ from nsa_doctor.core.measurement import (
     NonfiniteOrigin,
     Place,
     Point,
+    RaisedOrigin,
     Trouble,
     TroubleKind,
 )
@@ -28,11 +29,15 @@ TROUBLE_FACTS: Mapping[TroubleKind, Fact] = {
 
 @dataclass
 class RootCause:
-    """Measurements with one cause: births on one line, a trouble, or (when tracing found nothing) neither."""
+    """Measurements with one cause: births on one line, a trouble, or (when tracing found nothing) neither.
+
+    `raised` says of what raises where from.
+    """
 
     measurements: list[Measurement] = field(default_factory=list)
     origins: list[NonfiniteOrigin] = field(default_factory=list)
     trouble: Trouble | None = None
+    raised: RaisedOrigin = field(default_factory=RaisedOrigin)
     num_untraced: int = 0
     reason: str = ""
 
@@ -62,7 +67,7 @@ class RootCause:
 
 def causes(examination: Examination) -> list[RootCause]:
     """Everything that is wrong: first what is not finite, then what gave nothing to count."""
-    return [*_nonfinite_causes(examination), *_trouble_causes(examination.measurements)]
+    return [*_nonfinite_causes(examination), *_trouble_causes(examination)]
 
 
 def fact_of(cause: RootCause, known: Sequence[Measurement]) -> Fact:
@@ -138,9 +143,10 @@ def _keys_beside(
     return [] if nearest is None else list(dict.fromkeys(map(_birth_key, diagnoses[nearest].origins)))
 
 
-def _trouble_causes(measurements: Iterable[Measurement]) -> list[RootCause]:
+def _trouble_causes(examination: Examination) -> list[RootCause]:
+    raised = {diagnosis.point: diagnosis.raised for diagnosis in examination.diagnoses}
     found: dict[tuple[str, ...], RootCause] = {}
-    for measurement in measurements:
+    for measurement in examination.measurements:
         trouble = measurement.trouble
         if trouble is None or trouble.kind not in TROUBLE_FACTS:
             continue
@@ -150,6 +156,7 @@ def _trouble_causes(measurements: Iterable[Measurement]) -> list[RootCause]:
             where = f"{trouble.place.file} {trouble.place.function} {ended}"
         cause = found.setdefault((trouble.kind, where), RootCause(trouble=trouble))
         cause.measurements.append(measurement)
+        cause.raised = raised.get(measurement.point, cause.raised)
     return _without_unplaced(list(found.values()))
 
 

@@ -91,10 +91,10 @@ class Supervisor:
             self.close()  # a CUDA context does not survive one
         return measurement
 
-    def diagnose(self, point: Point) -> Diagnosis:
+    def diagnose(self, point: Point, raises: bool = False) -> Diagnosis:
         """Trace one point."""
         seconds = self.examination_request.timeout * _TRACING_FACTOR
-        answer = self._ask({"do": "diagnose", "point": to_json(point)}, seconds)
+        answer = self._ask({"do": "diagnose", "point": to_json(point), "raises": raises}, seconds)
         if isinstance(answer, Trouble):
             return Diagnosis(point=point, target="", reason=f"traced, {answer.message}")
         return Diagnosis.from_json(answer["diagnosed"])

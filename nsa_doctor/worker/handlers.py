@@ -34,6 +34,7 @@ from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
 from nsa_doctor.probes.model.tally import Tally, tallied
 from nsa_doctor.probes.numerics.nonfinite_origin import diagnose
+from nsa_doctor.probes.numerics.raised_origin import locate_raise
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.answer_line import sendable
@@ -74,7 +75,7 @@ class RequestHandler:
             case "measure":
                 return {"measured": to_json(self.measure(Point(**request["point"])))}
             case "diagnose":
-                return {"diagnosed": to_json(self.diagnose(Point(**request["point"])))}
+                return {"diagnosed": to_json(self.diagnose(Point(**request["point"]), request["raises"]))}
             case "check":
                 return {"checked": sendable(self.check(**_of_check(request)))}
             case "fuzz":
@@ -139,10 +140,10 @@ class RequestHandler:
         assert self._subject is not None
         return measure(self._subject, point, self._conditions)
 
-    def diagnose(self, point: Point) -> Diagnosis:
+    def diagnose(self, point: Point, raises: bool) -> Diagnosis:
         """Trace the loaded subject."""
         assert self._subject is not None
-        return diagnose(self._subject, point, self._conditions)
+        return (locate_raise if raises else diagnose)(self._subject, point, self._conditions)
 
     def check(self, code: str, planted: bool, avoid: Sequence[int], left: Mapping[str, Any] | None) -> Result:
         """Run one check on the loaded subject, or on the faulty one that the check itself plants.

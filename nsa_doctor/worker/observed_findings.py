@@ -17,8 +17,10 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.loops import preserved_loop
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.observing import Call, Observation, Observer
+from nsa_doctor.probes.model.snapshot import Snapshot
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.numerics.observed_origin import Located, locate
+from nsa_doctor.probes.numerics.raised_origin import origin_of_call
 from nsa_doctor.subject.contract import Subject
 
 _MOST_LOCATED = (
@@ -28,10 +30,11 @@ _MOST_LOCATED = (
 
 def findings_of(observer: Observer, check: Check, subject: Subject) -> Iterator[Finding]:
     """One finding for each observation, with its place; `subject` is the one that the check was given."""
-    located = 0
+    located, raised = 0, 0
     for observation in observer.observations:
         if observation.failure is not None:
-            yield from _raised(observation, check, subject)
+            raised += 1
+            yield from _raised(observation, check, subject, is_first=raised == 1)
             continue
         found = None
         if located < _MOST_LOCATED:
@@ -40,17 +43,20 @@ def findings_of(observer: Observer, check: Check, subject: Subject) -> Iterator[
         yield _nonfinite(observation, found, check, subject)
 
 
-def _raised(observation: Observation, check: Check, subject: Subject) -> Iterator[Finding]:
+def _raised(observation: Observation, check: Check, subject: Subject, *, is_first: bool) -> Iterator[Finding]:
     """Nothing where memory ran out or the batch is too small to be normed: that is no fault of the subject's."""
     assert observation.failure is not None
     trouble = trouble_of(observation.failure, subject.packages)
     fact = {"raised": Fact.RAISED, "wrong_shape": Fact.WRONG_SHAPE}.get(trouble.kind)
     if fact is None:
         return
-    message = f"the subject raises {trouble.message}" if fact is Fact.RAISED else trouble.message
+    message = f"{trouble.message} in {trouble.phase} {_conditions(observation.call, check)}"
+    if fact is Fact.RAISED:
+        snapshot = _snapshot(observation, check, subject) if is_first else None
+        message = f"the subject raises {message}{origin_of_call(subject, snapshot) if snapshot else ''}"
     yield Finding(
         code=registry.answering(fact).manual.code,
-        message=f"{message} in {trouble.phase} {_conditions(observation.call, check)}",
+        message=message,
         where=trouble.place,
         evidence={**_evidence(observation, check), "kind": trouble.kind, **error_evidence(trouble.message)},
         repro=command_for(subject, check.manual.code),
@@ -58,13 +64,16 @@ def _raised(observation: Observation, check: Check, subject: Subject) -> Iterato
 
 
 def _located(observation: Observation, check: Check, subject: Subject) -> Located:
-    """Run the check again up to that call, which is then made traced."""
+    snapshot = _snapshot(observation, check, subject)
+    return Located() if snapshot is None else locate(subject, snapshot, observation.kind == "gradients")
+
+
+def _snapshot(observation: Observation, check: Check, subject: Subject) -> Snapshot | None:
+    """Run the check again up to that call."""
     observer = Observer(subject, capture=observation.call.number)
     with preserved_state(), preserved_loop(subject.train_step), heard_by(observer):
         attempt(lambda: tuple(check.run(observer.observed())))
-    if observer.snapshot is None:
-        return Located()
-    return locate(subject, observer.snapshot, observation.kind == "gradients")
+    return observer.snapshot
 
 
 def _nonfinite(observation: Observation, found: Located | None, check: Check, subject: Subject) -> Finding:

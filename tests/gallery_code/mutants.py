@@ -115,6 +115,7 @@ def main(words: Sequence[str] | None = None) -> int:
     found = [each for each in done if each.is_found]
     print(share_line("found, of those that compute something else", len(found), len(done)))
     print(share_line("  a finding within three lines of it", sum(each.is_at_line for each in found), len(found)))
+    print(share_line("  or a line that its words name", sum(each.is_named for each in found), len(found)))
     if asked.output is not None:
         records = [{"host": each.host, "name": each.name, "found": each.is_found, "said": str(each)} for each in done]
         asked.output.write_text("\n".join(map(json.dumps, records)) + "\n", encoding="utf-8")

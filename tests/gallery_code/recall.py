@@ -4,8 +4,9 @@ import argparse
 import importlib
 import json
 import random
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Examined:
     seconds: float
     findings: tuple[Found, ...]
     is_at_line: bool
+    is_named: bool
     is_in_file: bool
 
     @property
@@ -48,7 +50,7 @@ class Examined:
 
     def __str__(self) -> str:
         said = "; ".join(f"{each.code} {Path(each.file).name}:{each.line}" for each in self.findings[:4])
-        at = "line" if self.is_at_line else "file" if self.is_in_file else ""
+        at = "line" if self.is_at_line else "named" if self.is_named else "file" if self.is_in_file else ""
         return f"{self.host:7}{self.name:34}{self.view:10}exit {self.exit_code!s:5}{self.seconds:5.0f} s {at:5}{said}"
 
 
@@ -105,8 +107,15 @@ def examine(host: str, change: Bug | Variant, view: str, profile: str = "quick")
         seconds=ended.seconds,
         findings=findings,
         is_at_line=bool(near),
+        is_named=bool(near) or any(_names(found.message, Path(change.file).name, lines) for found in findings),
         is_in_file=bool(here),
     )
+
+
+def _names(message: str, file: str, lines: Collection[int]) -> bool:
+    """Whether a sentence names a line of the file that is near one of these."""
+    named = re.findall(rf"\b{re.escape(file)}:(\d+)", message)
+    return any(abs(int(number) - line) <= NEAR for number in named for line in lines)
 
 
 def _calls(host: str, view: str, profile: str) -> Iterator[list[str]]:
@@ -134,6 +143,7 @@ def score(done: Sequence[Examined]) -> Iterator[str]:
         found = [each for each in own if each.is_found]
         yield share_line(f"found, {view}", len(found), len(own))
         yield share_line("  a finding within three lines of it", sum(each.is_at_line for each in found), len(found))
+        yield share_line("  or a line that its words name", sum(each.is_named for each in found), len(found))
         yield share_line("  a finding in its file", sum(each.is_in_file for each in found), len(found))
         healthy = [each for each in done if each.view == view and each.kind == "healthy"]
         yield share_line(f"false alarms, {view}", sum(each.is_found for each in healthy), len(healthy))

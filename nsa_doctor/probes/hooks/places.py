@@ -132,6 +132,17 @@ class Places:
             traceback = traceback.tb_next
         return replace(self._describe(owner, line), library=self._frames.library_of_traceback(caught))
 
+    def caller_of_traceback(self, traceback: TracebackType | None) -> Place:
+        """The line of the subject's own that called the function which raised; none of what calls the subject."""
+        own: list[TracebackType] = []
+        while traceback is not None:
+            own += [traceback] if self._frames.rank_of(traceback.tb_frame.f_code) == _OWN else []
+            traceback = traceback.tb_next
+        if len(own) < 2 or (len(own) == 2 and _self_of(own[0].tb_frame) is None):
+            return Place()
+        code = own[-2].tb_frame.f_code
+        return self._describe(None, Line(file=code.co_filename, line=own[-2].tb_lineno, function=code.co_name))
+
     def owner(self, place: Place) -> Place:
         """The place with the module whose source holds its line: for functions that run where no module is called."""
         for file, first, last, path, name in self._code:

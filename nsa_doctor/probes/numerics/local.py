@@ -6,6 +6,7 @@ from nsa_doctor.core.measurement import Diagnosis, Measurement, Point
 from nsa_doctor.probes.model.measure import measure
 from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.numerics.nonfinite_origin import diagnose
+from nsa_doctor.probes.numerics.raised_origin import locate_raise
 from nsa_doctor.subject.contract import Subject
 
 
@@ -20,6 +21,6 @@ class LocalMeasurer:
         """Run the subject once and count."""
         return measure(self.subject, point, self.conditions)
 
-    def diagnose(self, point: Point) -> Diagnosis:
+    def diagnose(self, point: Point, raises: bool = False) -> Diagnosis:
         """Run it again, traced."""
-        return diagnose(self.subject, point, self.conditions)
+        return (locate_raise if raises else diagnose)(self.subject, point, self.conditions)

@@ -125,7 +125,7 @@ class Untraceable:
         )
         return Measurement(point=point, censuses=(bad,))
 
-    def diagnose(self, point: Point) -> Diagnosis:
+    def diagnose(self, point: Point, raises: bool = False) -> Diagnosis:
         return Diagnosis(point=point, target="output", reason="the traced pass was finite")
 
 
@@ -140,7 +140,7 @@ def test_where_tracing_shows_nothing_no_cause_is_claimed() -> None:
 class Slow(Untraceable):
     """A supervisor each of whose traces is long."""
 
-    def diagnose(self, point: Point) -> Diagnosis:
+    def diagnose(self, point: Point, raises: bool = False) -> Diagnosis:
         return Diagnosis(point=point, target="output", reason="the traced pass was finite", num_operations=200_000)
 
 

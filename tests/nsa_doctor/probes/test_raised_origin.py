@@ -1,0 +1,140 @@
+"""Where an operation that raises has what it was given from."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import PurePath
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.measurement import Point, RaisedOrigin
+from nsa_doctor.probes.model.perform import Conditions
+from nsa_doctor.probes.numerics.raised_origin import locate_raise
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+WIDTH = 8
+
+
+class Attention(nn.Module):
+    """Mixes the halves of its input in a way that a test hands in."""
+
+    def __init__(self, mix: Callable[["Attention", Tensor], Tensor], inner: int = WIDTH) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+        self.gate = nn.Linear(WIDTH, inner)
+        self.register_buffer("table", torch.zeros(4, WIDTH))
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] to [B, S, D]."""
+        return self.mix(self, x)
+
+
+def turned(x: Tensor) -> Tensor:
+    """A helper that two lines call."""
+    return x.transpose(1, 2)
+
+
+def of_heads(module: Attention, x: Tensor) -> Tensor:
+    """The fault is in the first line, which is called, and shows in the last."""
+    keys = turned(module.project(x))
+    scores = x.softmax(-1) * 2
+    scores = scores + 1
+    return scores @ keys.transpose(1, 2)
+
+
+def of_a_layer(module: Attention, x: Tensor) -> Tensor:
+    """The fault is in what the class makes."""
+    gated = module.project(x).sigmoid()
+    return module.gate(gated) * gated
+
+
+def of_ranks(module: Attention, x: Tensor) -> Tensor:
+    """The fault is in a number, not in a shape."""
+    ranks = torch.arange(x.shape[1]) + 9
+    ranks = ranks.clamp(min=0)
+    return x + module.table[ranks]
+
+
+def of_its_own(_: Attention, x: Tensor) -> Tensor:
+    """No function of torch raises it."""
+    raise ValueError(f"{x.shape[1]} tokens are none that this serves")
+
+
+def line_of(function: Callable[..., object], number: int) -> int:
+    """The line of a function's body, the docstring left out."""
+    return function.__code__.co_firstlineno + 1 + number
+
+
+def subject_of(make: Callable[[], nn.Module]) -> Subject:
+    return Subject(
+        name="tests",
+        build=lambda seed: make(),
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        max_length=80,
+        packages=("tests",),
+    )
+
+
+def origin(make: Callable[[], nn.Module], length: int = 6) -> RaisedOrigin:
+    return locate_raise(subject_of(make), Point(length=length), Conditions()).raised
+
+
+def trails(make: Callable[[], nn.Module]) -> list[list[tuple[str, int]]]:
+    return [[(PurePath(place.file).name, place.line) for place in trail] for trail in origin(make).given]
+
+
+def here(line: int) -> tuple[str, int]:
+    return "test_raised_origin.py", line
+
+
+def test_a_shape_is_followed_through_the_helper_that_made_it() -> None:
+    found = trails(lambda: Attention(of_heads))
+    assert found == [[here(line_of(of_heads, 1)), here(line_of(turned, 1))]]
+
+
+def test_a_layer_of_other_sizes_is_at_the_line_that_makes_it() -> None:
+    found = trails(lambda: Attention(lambda module, x: module.gate(module.project(x)), WIDTH // 2))
+    assert found == []  # a width alone that comes out is nothing that raises
+    found = trails(lambda: Attention(of_a_layer, WIDTH // 2))
+    line = Attention.__init__.__code__.co_firstlineno + 3
+    assert here(line) in [place for trail in found for place in trail]
+
+
+def test_an_index_is_followed_by_its_values() -> None:
+    found = trails(lambda: Attention(of_ranks))
+    assert [here(line_of(of_ranks, 1)), here(line_of(of_ranks, 2))] in found
+
+
+@pytest.mark.parametrize("mix", [of_its_own, lambda module, x: x])
+def test_nothing_is_said_where_no_function_of_torch_raises(mix: Callable[[Attention, Tensor], Tensor]) -> None:
+    assert trails(lambda: Attention(mix)) == []
+
+
+def test_the_line_that_calls_what_raises_is_named_and_nothing_outside_of_the_subject() -> None:
+    mixing = Attention.forward.__code__.co_firstlineno + 2
+    assert origin(lambda: Attention(of_its_own)).called_at.line == mixing
+    assert str(origin(lambda: Attention(of_its_own))) == f", called at test_raised_origin.py:{mixing}"
+    assert str(origin(lambda: nn.Linear(WIDTH - 1, WIDTH))) == ""
+
+
+def test_what_a_step_raises_is_followed_too() -> None:
+    def step(module: Attention, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.cat((state, module.project(x)), 1)
+        wrong = state.transpose(1, 2)
+        return x @ wrong @ x, state
+
+    subject = replace(
+        subject_of(lambda: Attention(lambda module, x: module.project(x).cumsum(1))),
+        prefill=lambda module, x: (module(x), module.project(x)),
+        step=step,
+    )
+    result = run_check(registry.load("DEC101"), subject)
+    found = next(each for each in result.findings if each.code == "FWD101")
+    assert f"test_raised_origin.py:{line_of(step, 1)}" in found.message
+    assert found.where.line == line_of(step, 2)
