@@ -54,6 +54,11 @@ class Place:
         """`file:line`, or nothing where no line is known."""
         return f"{self.file}:{self.line}" if self.file else ""
 
+    @property
+    def short_line(self) -> str:
+        """The line, its file by its name; nothing where no line is known."""
+        return f"{PurePath(self.file).name}:{self.line}" if self.file else ""
+
     def __str__(self) -> str:
         return " at ".join(part for part in (self.module_text, self.line_text) if part) or "an unknown place"
 
@@ -153,7 +158,7 @@ class NonfiniteOrigin:
     def growth(self) -> dict[str, str]:
         """The evidence of that line, its file by its name; nothing where none is known."""
         place = self.grown_at
-        return {"grown_at": _short_line(place)} if place.file else {}
+        return {"grown_at": place.short_line} if place.file else {}
 
 
 Trail = tuple[Place, ...]
@@ -178,8 +183,8 @@ class RaisedOrigin:
 
     def __str__(self) -> str:
         """The end of a sentence, files by their names; nothing of what is not known."""
-        called = f", called at {_short_line(self.called_at)}" if self.called_at.file else ""
-        trails = joined([" -> ".join(map(_short_line, trail)) for trail in self.given])
+        called = f", called at {self.called_at.short_line}" if self.called_at.file else ""
+        trails = joined([" -> ".join(place.short_line for place in trail) for trail in self.given])
         return f"{called}; that line is given what comes from {trails}" if trails else called
 
 
@@ -215,8 +220,3 @@ def trouble_from_json(data: Mapping[str, Any]) -> Trouble:
 def to_json(record: Point | Trouble | Measurement | Diagnosis) -> dict[str, Any]:
     """The record as plain dictionaries, lists and scalars."""
     return asdict(record)
-
-
-def _short_line(place: Place) -> str:
-    """The line, its file by its name."""
-    return f"{PurePath(place.file).name}:{place.line}"

@@ -1,10 +1,10 @@
 """GRD213 value-computed-for-nothing
 
 Detects: a value that parameters or the input are computed into in every pass and that nothing reads, while no output
-depends on it: the value of `x.exp()` where `x.exp_()` or `x = x.exp()` was meant, a variable made of an attribute whose
-function goes on with the attribute, or one that is given another value before anything reads it. So is
-`scores.masked_fill(…)` by itself in any method of its modules, which no pass need come to. Any other variable that
-nothing reads is a note.
+depends on it: the value of `x.exp()` where `x.exp_()` or `x = x.exp()` was meant, a variable made of an attribute, or
+of a variable whose name it has with a word more (`scores_masked` of `scores`), where the function goes on with that, or
+one that is given another value before anything reads it. So is `scores.masked_fill(…)` by itself in any method of its
+modules, which no pass need come to. Any other variable that nothing reads is a note.
 Matters: the next line often reads another variable in its place: a sum over earlier tokens that is made and left out.
 Fix: read it where it is meant, or remove the line.
 

@@ -17,6 +17,7 @@ _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 _JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Try)
 READING_ALL = ("locals", "vars", "eval", "exec")
 _LONGEST = 60  # letters of an expression
+_REDUCING = ("Mean", "Sum", "Max", "Min", "Amax", "Amin", "Norm", "Linalg", "Std", "Var", "Logsumexp", "Prod", "Dot")
 # Of tensors alone, and each with a twin that writes in place: whatever it is called on, its value was wanted.
 _OF_TENSORS = frozenset(
     {
@@ -107,7 +108,8 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
             other = _overwriting(outermost, innermost, node, target)
             first = replace(place, line=getattr(node, "lineno", place.line))  # of a statement of several lines
             return None if other is None else Unread(target, first, f"line {other} gives it another value")
-        return Unread(target, place, _namesake(innermost, node, target))
+        instead = _namesake(innermost, node, target) or _forerunner(innermost, node, target, nodes)
+        return Unread(target, place, instead)
     return None
 
 
@@ -140,6 +142,26 @@ def _namesake(function: ast.AST, assigned: ast.AST, name: str) -> str:
     ]
     first = min(later, key=lambda node: node.lineno, default=None)
     return "" if first is None else f"line {first.lineno} reads {_shortened(first)} in its place"
+
+
+def _forerunner(function: ast.AST, assigned: ast.AST, name: str, nodes: Collection[str]) -> str:
+    """Where the variable is read afterwards of which this was made, and whose name it has with a word more.
+
+    Nowhere where the value is of another size than that: a mean is no scores.
+    """
+    if any(node.startswith(_REDUCING) for node in nodes):
+        return ""
+    words = name.split("_")
+    used = {node.id for node in ast.walk(assigned) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    former = {other for other in used if set(other.split("_")) < set(words)}
+    last = getattr(assigned, "end_lineno", 0)
+    later = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.lineno > last and node.id in former
+    ]
+    first = min(later, key=lambda node: node.lineno, default=None)
+    return "" if first is None else f"line {first.lineno} reads {first.id} in its place"
 
 
 def _shortened(node: ast.expr) -> str:

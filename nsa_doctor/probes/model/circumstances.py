@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.forks import has_no_threads
@@ -22,6 +24,7 @@ Call = Callable[[BuiltModule, Tensor], Tensor]
 Around = Callable[[nn.Module, Callable[[], object]], object]
 _INFERENCE = "inference_mode()"
 _DEPTH = 100
+_DRAWING = (torch.rand, torch.randn)
 _DEFAULT_DTYPE = "float64 as torch's default dtype"
 
 
@@ -178,9 +181,23 @@ def _deeper(depth: int, work: Callable[[], object]) -> object:
 def _float64_by_default() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        with _SameDraws():
+            yield
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+class _SameDraws(TorchFunctionMode):
+    """Draws in the default dtype are those of float32: the same generator gives another dtype other numbers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function."""
+        given = kwargs or {}
+        if func in _DRAWING and given.get("dtype") is None and given.get("out") is None:
+            return func(*args, **{**given, "dtype": torch.float32}).to(torch.float64)
+        return func(*args, **given)
 
 
 @contextmanager

@@ -54,6 +54,8 @@ def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Troubl
         kind = "out_of_memory"
     elif error_kind(message) is TorchError.ONE_VALUE_PER_CHANNEL:  # of a batch of one token
         kind = "not_measured"
+    if failure.phase == "build" and (called_at := places.caller_of_traceback(error.__traceback__)).file:
+        message += f" (called at {called_at.short_line})"
     if not place.module_text and module is not None:
         place = replace(place, module_class=type(module).__name__)
     traceback = failure.caught.traceback[-_LONGEST_TRACEBACK:]

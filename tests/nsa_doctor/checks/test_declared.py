@@ -207,11 +207,20 @@ def test_what_draws_the_same_numbers_is_compared_of_samples_too(code: str) -> No
 @pytest.mark.parametrize("code", ["FWD212", "GRD108"])
 def test_samples_may_be_others_in_another_default_dtype(code: str) -> None:
     def forward(module: nn.Module, x: Tensor) -> Tensor:
-        return module(x) * torch.rand(x.shape).to(x)
+        return module(x) * torch.empty(x.shape).uniform_().to(x)
 
     assert "default dtype" in check(code, replace(subject(is_causal=True), forward=forward)).findings[0].message
     declared = replace(subject(is_causal=True), forward=forward, spec=("stochastic",))
     assert check(code, declared).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("code", ["FWD212", "GRD108"])
+def test_what_a_subject_draws_of_itself_is_the_same_in_another_default_dtype(code: str) -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        prompt = torch.randn(x.shape[2], generator=torch.Generator().manual_seed(0))
+        return module(x) * prompt.to(x)
+
+    assert check(code, replace(subject(is_causal=True), forward=forward)).verdict is Verdict.PASS
 
 
 def test_every_word_excuses_some_check() -> None:

@@ -119,6 +119,24 @@ def made_of_the_attribute_once_more(module: nn.Module, y: Tensor) -> Tensor:
     return y @ (weight + module.weight)
 
 
+def goes_on_with_the_forerunner(module: nn.Module, y: Tensor) -> Tensor:
+    context = y.exp()
+    context_cumsum = context.cumsum(1)  # noqa: F841
+    return context * y
+
+
+def looks_at_a_mean(module: nn.Module, y: Tensor) -> Tensor:
+    context = y.exp()
+    context_mean = context.mean(1)  # noqa: F841
+    return context * y
+
+
+def made_of_another_name(module: nn.Module, y: Tensor) -> Tensor:
+    context = y.exp()
+    contexts = context.cumsum(1)  # noqa: F841
+    return context * y
+
+
 def overwritten(module: nn.Module, y: Tensor) -> Tensor:
     mixed = y.softmax(1) * y
     shape = y.shape
@@ -245,11 +263,15 @@ def test_a_value_that_is_dropped_where_no_pass_comes_is_found() -> None:
     assert finding.where.line == Masked.forward.__code__.co_firstlineno + 2
 
 
-def test_a_variable_that_nothing_reads_is_a_note() -> None:
-    result = examined(sums_for_nothing)
+@pytest.mark.parametrize(
+    ("then", "name"),
+    [(sums_for_nothing, "summed"), (looks_at_a_mean, "context_mean"), (made_of_another_name, "contexts")],
+)
+def test_a_variable_that_nothing_reads_is_a_note(then: Callable[[nn.Module, Tensor], Tensor], name: str) -> None:
+    result = examined(then)
     (note,) = result.notes
     assert result.verdict is Verdict.PASS
-    assert note.startswith("summed is computed in every pass, and nothing reads it (Layer at ")
+    assert note.startswith(f"{name} is computed in every pass, and nothing reads it (Layer at ")
 
 
 @pytest.mark.parametrize(
@@ -262,6 +284,7 @@ def test_a_variable_that_nothing_reads_is_a_note() -> None:
             "y.masked_fill(hidden, 0.0)",
         ),
         (goes_on_with_the_attribute, "reads module.weight in its place", "weight = module.weight.exp()"),
+        (goes_on_with_the_forerunner, "reads context in its place", "context_cumsum = context.cumsum(1)"),
         (overwritten, "mixed is computed in every pass, and nothing reads it; line", "mixed = y.softmax(1) * y"),
         (
             overwritten_over_lines,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nsa_doctor.core import registry
 from nsa_doctor.core.measurement import Point, RaisedOrigin
 from nsa_doctor.probes.model.perform import Conditions
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.probes.numerics.raised_origin import locate_raise
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
@@ -138,3 +139,28 @@ def test_what_a_step_raises_is_followed_too() -> None:
     found = next(each for each in result.findings if each.code == "FWD101")
     assert f"test_raised_origin.py:{line_of(step, 1)}" in found.message
     assert found.where.line == line_of(step, 2)
+
+
+class Holder(nn.Module):
+    """Hands a layer what it does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner(None)  # here
+
+
+class Inner(nn.Module):
+    """Cannot be made of nothing."""
+
+    def __init__(self, width: int | None) -> None:
+        super().__init__()
+        self.scale = width**-0.5  # type: ignore[operator]
+
+
+def test_who_makes_the_part_that_raises_is_named() -> None:
+    measurement = LocalMeasurer(subject_of(Holder)).measure(Point(length=6))
+    assert measurement.trouble is not None
+    assert (
+        f"(called at test_raised_origin.py:{Holder.__init__.__code__.co_firstlineno + 2})"
+        in measurement.trouble.message
+    )
