@@ -71,6 +71,8 @@ class _Functions(TorchFunctionMode):
             return self._moved(result, call)
         of_numbers = name in _OF_NUMBERS and not isinstance(args[0] if args else None, Tensor)  # read one by one
         self._record_new(result, [] if of_numbers else tensors_in(call.args, call.kwargs))
+        if name == "_pad_packed_sequence":
+            self._ledger.write(result[1], self._ledger.made_here())  # lengths, for the host
         return result
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> Any:

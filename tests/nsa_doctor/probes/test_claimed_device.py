@@ -25,6 +25,11 @@ def put(x: Tensor, index: object, value: object) -> Tensor:
     return changed(x, lambda y: y.__setitem__(index, value))
 
 
+def lengths_of(x: Tensor) -> Tensor:
+    rows = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True)
+    return nn.utils.rnn.pad_packed_sequence(rows, batch_first=True)[1]
+
+
 def packed(x: Tensor, lengths: Tensor) -> Tensor:
     rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return nn.utils.rnn.pad_packed_sequence(rows, batch_first=True)[0]
@@ -47,6 +52,7 @@ TAKEN = {  # of x [2, 3, 4] on the GPU
     "split at the CPU's": lambda x: torch.tensor_split(x, torch.tensor([1, 2]), -1)[0],
     "unravelled": lambda x: torch.stack(torch.unravel_index(x.argmax(), x.shape)),
     "lengths on the CPU": lambda x: packed(x, torch.tensor([3, 2])),
+    "lengths that unpacking gives": lambda x: packed(x, lengths_of(x)),
     "pinned": lambda x: x + FOUR.pin_memory().to(x.device),
     "rows of numbers": lambda x: x * FOUR[0] + sum(FOUR),
     "numbers of numpy": lambda x: np.float64(2) * x,
