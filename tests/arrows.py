@@ -134,8 +134,7 @@ KERNELS = (
         "nsa.ops.hopper.*",
         "nsa.ops.decode.choice",
         "nsa.ops.decode.token",
-        "nsa.ops.select.block_kernels",
-        "nsa.ops.select.near_kernels",
+        "nsa.ops.select.*_kernels",
     ),
     "nsa.train.loss_kernels",
 )  # imported late, and only where Triton came with torch

@@ -18,11 +18,11 @@ hypothesis.settings.load_profile("reproducible")
 TRITON = ("compress", "decode", "gate", "score", "select", "slide")
 KERNELS = {
     *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
-    *("nsa.ops.select.block_kernels", "nsa.ops.select.near_kernels"),
+    *(f"nsa.ops.select.{name}_kernels" for name in ("block", "near", "part", "reader")),
     *("nsa.ops.decode.choice", "nsa.ops.decode.token", "nsa.train.loss_kernels"),
     *(f"nsa.ops.{folder}.triton" for folder in TRITON),
     *(f"nsa.ops.hopper.{name}" for name in ("tiles", "forward", "gradients", "score")),
-    *(f"nsa.ops.hopper.{name}" for name in ("internal", "select", "select_gradients", "select_tiles")),
+    *(f"nsa.ops.hopper.{name}" for name in ("internal", "select", "select_gradients", "select_keys", "select_tiles")),
 }
 
 

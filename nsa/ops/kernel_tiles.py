@@ -306,12 +306,14 @@ def best_ranked(rank, num):
 
 @triton.jit
 def _least_of_best(rank, num):
-    """The lowest of the `num` highest of `rank`, equal ones counted as one.
+    """The lowest of the `num` highest of `rank`, where none are equal.
 
     Of many, first the lowest of the highest of as many parts: few are above it that are not among them.
     """
     if rank.shape[0] > _PARTS_RANKED:
-        least = _nth_highest(tl.max(tl.reshape(rank, [rank.shape[0] // _PARTS_RANKED, _PARTS_RANKED]), 0), num)
+        highest = tl.max(tl.reshape(rank, [rank.shape[0] // _PARTS_RANKED, _PARTS_RANKED]), 0)
+        num_higher = tl.sum((highest[None, :] > highest[:, None]).to(tl.int32), 1)
+        least = tl.min(tl.where(num_higher < num, highest, 0x7FFFFFFF), 0)
         num_above = tl.sum((rank >= least).to(tl.int32), 0) - num
         if (num_above > _MOST_ABOVE) | (least < 0):
             least = _nth_highest(rank, num)

@@ -46,6 +46,7 @@ _BACKWARD_Q, _BACKWARD_KV = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, 
 _LEAST_TILED = 512  # compressed blocks
 _LEAST_OVERLAPPED = 512  # of them that kernels for Hopper GPUs serve: of fewer, what is gained the launch takes
 _MOST_SPANS, _LEAST_SPAN = 32, 256  # of queries, for the gradients of keys and values
+_SUMMED = 256  # numbers of those that one program adds up
 
 
 def compressed_attention(
@@ -117,7 +118,7 @@ def gradients(
         sight = Sight(first_query, q.shape[1], length=geometry.l, stride=geometry.d)
         with current(q.device):
             overlapped.gradients(grad, q, k, v, sight, out, norm, grad_q, terms, (part_k, part_v), span)
-        return grad_q, part_k.sum(0).to(k.dtype), part_v.sum(0).to(v.dtype)
+        return grad_q, *_sums(part_k, part_v, k.dtype)
     tiles, tiled = _key_tiles(k, v, sizes)
     with current(q.device):
         _attend_backward_q[_by_rows(q, k, sizes)](
@@ -128,7 +129,20 @@ def gradients(
             _attend_backward_kv[k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]), num_spans](
                 q, k, v, grad, terms, part_k, part_v, *lengths, span, **sizes, **_BACKWARD_KV
             )
-    return grad_q, part_k.sum(0).to(k.dtype), part_v.sum(0).to(v.dtype)
+    return grad_q, *_sums(part_k, part_v, k.dtype)
+
+
+def _sums(part_k: Tensor, part_v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sums over spans [spans, …], at most _MOST_SPANS, of both, rounded once."""
+    found_k, found_v = (x.new_empty(x.shape[1:], dtype=dtype) for x in (part_k, part_v))
+    num_programs = -(-max(found_k.numel(), found_v.numel()) // _SUMMED)
+    if num_programs:
+        with current(part_k.device):
+            _sum_spans[num_programs, 2](
+                part_k, part_v, found_k, found_v, len(part_k), found_k.numel(), found_v.numel(),
+                SPANS=1 << (len(part_k) - 1).bit_length(), NUMBERS=_SUMMED,
+            )  # fmt: skip
+    return found_k, found_v
 
 
 def _key_tiles(k: Tensor, v: Tensor, sizes: dict[str, int]) -> tuple[tuple[Any, Any], bool]:
@@ -302,6 +316,27 @@ def _attend_backward_kv(
     first_part = tl.program_id(1).to(tl.int64) * num_streams * num_keys + first_key
     store_rows(part_k + first_part * SIZE_K, key_row, is_key, sum_k * scale(SIZE_K), SIZE_K, WIDTH_K)
     store_rows(part_v + first_part * SIZE_V, key_row, is_key, sum_v, SIZE_V, WIDTH_V)
+
+
+@triton.jit(do_not_specialize=("num_spans", "num_k", "num_v"))
+def _sum_spans(
+    part_k, part_v, grad_k, grad_v, num_spans, num_k, num_v, SPANS: tl.constexpr, NUMBERS: tl.constexpr
+):  # fmt: skip
+    """NUMBERS of the num_k of grad_k, or of the num_v of grad_v: sums of the parts [spans, …]."""
+    if tl.program_id(1) == 0:
+        _sum_of(part_k, grad_k, num_spans, num_k, SPANS, NUMBERS)
+    else:
+        _sum_of(part_v, grad_v, num_spans, num_v, SPANS, NUMBERS)
+
+
+@triton.jit
+def _sum_of(parts, grad, num_spans, num, SPANS: tl.constexpr, NUMBERS: tl.constexpr):
+    """The same of one of the two."""
+    span, number = tl.arange(0, SPANS), tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    is_number = number < num
+    at = span.to(tl.int64)[:, None] * num + number[None, :]
+    found = tl.load(parts + at, mask=(span < num_spans)[:, None] & is_number[None, :], other=0.0)
+    tl.store(grad + number, tl.sum(found, 0).to(grad.dtype.element_ty), mask=is_number)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nsa.ops.geometry import Geometry
 from nsa.ops.kernel_tiles import (
+    LEAST_SIDE,
     add_grad_kv,
     attend_tile,
     finish_rows,
@@ -25,23 +26,29 @@ from nsa.ops.kernel_tiles import (
     load_rows,
     load_terms,
     make_terms,
+    products_overlap,
+    queries_fit,
     rows_that_fit,
     scale,
     side,
     store_rows,
 )
-from nsa.ops.select.readers import readers_of_blocks
+from nsa.ops.select import reader_kernels
+from nsa.ops.select.part_kernels import sum_parts
+from nsa.ops.select.readers import ALIKE, readers_of_blocks
 from nsa.ops.tiles import split
 
 MOST_KEYS = 64  # of one product
 _MOST_HEADS = 8  # of a group whose output is computed this way; fastest on an H200, as are the sizes that follow
 _MOST_SLOTS = 64  # of a query computed so, since a loop over them is unrolled
-_READERS = 512  # of one part of a block of MOST_KEYS tokens; as many times more as it is longer
+_READERS = 512  # of one part of a block of MOST_KEYS tokens at most; as many times more as it is longer
+_FEW_READERS, _FEW_QUERIES = 256, 8192  # the same of so few queries, for the gradients of keys and values alone
+_ALIKE = tl.constexpr(ALIKE)
+_LEAST_OVERLAPPED = 512  # queries that kernels for Hopper GPUs serve: of fewer, what is gained the launch takes
 _ROWS, _FORWARD = 64, {"num_warps": 4, "num_stages": 2}  # (query, head) pairs that meet a block at once
 _ROWS_BACKWARD, _BACKWARD = 64, {"num_warps": 4, "num_stages": 2}
 _ROWS_BACKWARD_ALL, _BACKWARD_ALL = 64, {"num_warps": 4, "num_stages": 2}  # where the gradient of q is computed too
 _ROWS_ADDED, _ADDED = 32, {"num_warps": 4, "num_stages": 1}
-_SUMMED = 16  # tokens of a block whose parts one program adds up
 _MOST_PARTIAL = 1 << 30  # numbers that blocks give to readers, in memory at once
 
 
@@ -84,8 +91,7 @@ def attend(
         given_norm = norm.new_empty(part.numel(), sizes["HEADS"], 2)
         lengths = q.shape[1], num_tokens, num_blocks, part.shape[0] * num_groups
         _attend[(readers.num,)](
-            q[batch], k[batch], v[batch], *readers[:5], given, given_norm, *lengths, readers.most,
-            **sizes, ROWS=rows, **_FORWARD,
+            q[batch], k[batch], v[batch], *readers[:5], given, given_norm, *lengths, **sizes, ROWS=rows, **_FORWARD
         )  # fmt: skip
         _merge[_by_rows(part, sizes)](
             given, given_norm, slots[batch], out[batch], norm[batch], part.shape[0], queries.start, part.shape[1],
@@ -102,14 +108,14 @@ def attend_backward(
     geometry: Geometry,
     num_dense: int,
     terms: Tensor,
-    dense: list[Tensor],
+    dense: tuple[Tensor, Tensor],
     grad_q: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of k and v, beside what the first num_dense queries add to them: float32, of as many tokens as it has.
+    """Gradients of k and v, with what spans of the first num_dense queries add to them: float32 [spans, B, n, G, D].
 
     And of the other queries, written to grad_q, unless that is None.
     """
-    sizes, (num_tokens, num_groups) = sizes_of(q, k, v, geometry), k.shape[1:3]
+    sizes, num_tokens = sizes_of(q, k, v, geometry), k.shape[1]
     length, heads = sizes["LENGTH"], sizes["HEADS"]
     num_blocks, tiles_of_keys = -(-num_tokens // length), -(-length // sizes["KEYS"])
     most_rows, launched = (_ROWS_BACKWARD, _BACKWARD) if grad_q is None else (_ROWS_BACKWARD_ALL, _BACKWARD_ALL)
@@ -117,29 +123,41 @@ def attend_backward(
     found = grads = [torch.empty_like(k), torch.empty_like(v)]
     for batch, queries in _slices(slots, num_dense, 0 if grad_q is None else heads * q.shape[-1]):
         part = slots[batch, queries]
-        readers = readers_of_blocks(part, queries.start, num_blocks, _READERS * tiles_of_keys)
-        given = q.new_empty(0 if grad_q is None else part.numel(), heads, q.shape[-1])
+        most = (_FEW_READERS if grad_q is None and part.shape[1] <= _FEW_QUERIES else _READERS) * tiles_of_keys
+        if grad_q is None:
+            readers = reader_kernels.readers_of_blocks(slots[batch], num_dense, num_blocks, most)
+        else:
+            readers = readers_of_blocks(part, queries.start, num_blocks, most)
         part_k, part_v = (q.new_empty(readers.num, length, x.shape[-1], dtype=torch.float32) for x in (k, v))
-        lengths = q.shape[1], num_tokens, num_blocks, part.shape[0] * num_groups
-        _attend_backward[readers.num, tiles_of_keys](
-            q[batch], k[batch], v[batch], grad[batch], terms[batch], *readers[:5], given, part_k, part_v,
-            *lengths, readers.most,
-            **sizes, ROWS=rows, WITH_Q=grad_q is not None, **launched,
-        )  # fmt: skip
-        if grad_q is not None:
-            _add_slots[_by_rows(part, sizes)](
-                given, slots[batch], grad_q[batch], part.shape[0], queries.start, part.shape[1], q.shape[1],
-                num_tokens, **_added(sizes, "K", slots), **_ADDED,
+        tensors = q[batch], k[batch], v[batch], grad[batch], terms[batch]
+        if grad_q is None and _are_loaded_by_engine(part, grad, q, k, v, sizes):
+            from nsa.ops.hopper import select_keys  # what it is written in, not every Triton has
+
+            select_keys.attend_backward(*tensors, readers[1:5], readers.most, ALIKE, part_k, part_v)
+        else:
+            given = q.new_empty(0 if grad_q is None else part.numel(), heads, q.shape[-1])
+            lengths = q.shape[1], num_tokens, num_blocks, part.shape[0] * k.shape[2]
+            _attend_backward[readers.num, tiles_of_keys](
+                *tensors, *readers[:5], given, part_k, part_v, *lengths,
+                **sizes, ROWS=rows, WITH_Q=grad_q is not None, **launched,
             )  # fmt: skip
+            if grad_q is not None:
+                _add_slots[_by_rows(part, sizes)](
+                    given, slots[batch], grad_q[batch], part.shape[0], queries.start, part.shape[1], q.shape[1],
+                    num_tokens, **_added(sizes, "K", slots), **_ADDED,
+                )  # fmt: skip
         is_first, is_last = queries.start == num_dense, queries.stop == slots.shape[1]  # of the slices of these rows
-        so_far = [x[batch] for x in dense] if is_first else found
+        so_far = [x[:, batch] for x in dense] if is_first else [x[None] for x in found]
         found = [x[batch] if is_last else part_k.new_empty(x[batch].shape) for x in grads]
-        for of_parts, before, total in zip((part_k, part_v), so_far, found, strict=True):
-            _sum_parts[lengths[3] * num_blocks, -(-length // _SUMMED)](
-                of_parts, readers.first_part, before, total, num_tokens, before.shape[1], num_blocks,
-                GROUPS=num_groups, SIZE=total.shape[-1], WIDTH=side(total.shape[-1]), LENGTH=length, ROWS=_SUMMED,
-            )  # fmt: skip
+        sum_parts((part_k, part_v), readers.first_part, so_far, found, length)
     return grads[0], grads[1]
+
+
+def _are_loaded_by_engine(slots: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, sizes: dict[str, Any]) -> bool:
+    """Whether the kernel for Hopper GPUs serves these queries' slots, whose heads fill a quarter of a tile at least."""
+    is_served = sizes["LENGTH"] == MOST_KEYS and not sizes["WIDE"] and slots.shape[1] >= _LEAST_OVERLAPPED
+    fits = sizes["HEADS"] >= LEAST_SIDE and queries_fit(sizes["HEADS"])
+    return is_served and fits and products_overlap(q, k, v, grad)
 
 
 def write_terms(grad: Tensor, out: Tensor, norm: Tensor, num_dense: int, num_tokens: int, terms: Tensor) -> None:
@@ -182,15 +200,15 @@ def _added(sizes: dict[str, Any], which: str, slots: Tensor) -> dict[str, Any]:
 
 
 _VARYING = [  # vary, and are no reason to compile again
-    *("num_queries", "num_tokens", "num_blocks", "num_streams", "readers", "num_batch", "start", "num_tile"),
-    *("num_dense", "num_rows", "first_row", "first_query", "num_heads"),
+    *("num_queries", "num_tokens", "num_blocks", "num_streams", "num_batch", "start", "num_tile"),
+    *("num_rows", "first_row", "first_query", "num_heads"),
 ]
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
     q, k, v, pairs, queries, first, first_part, blocks, given, given_norm, num_queries, num_tokens, num_blocks,
-    num_streams, readers,
+    num_streams,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -203,7 +221,7 @@ def _attend(
     if block >= num_streams * num_blocks:
         return
     begin, num_rows, batch, group, _, key, is_key = _keys_of_part(
-        block, part, first, first_part, num_tokens, num_blocks, readers, HEADS, GROUPS, LENGTH, KEYS
+        block, part, first, first_part, num_tokens, num_blocks, HEADS, GROUPS, LENGTH, KEYS
     )
     first_key = batch * num_tokens * GROUPS + group
     k_tile = load_rows(k + first_key * SIZE_K, index(key, WIDE) * GROUPS, is_key, SIZE_K, WIDTH_K)
@@ -261,7 +279,7 @@ def _merge(
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward(
     q, k, v, grad, terms, pairs, queries, first, first_part, blocks, given, part_k, part_v, num_queries, num_tokens,
-    num_blocks, num_streams, readers,
+    num_blocks, num_streams,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
     WITH_Q: tl.constexpr,
@@ -276,7 +294,7 @@ def _attend_backward(
     if block >= num_streams * num_blocks:
         return
     begin, num_rows, batch, group, within, key, is_key = _keys_of_part(
-        block, part, first, first_part, num_tokens, num_blocks, readers, HEADS, GROUPS, LENGTH, KEYS
+        block, part, first, first_part, num_tokens, num_blocks, HEADS, GROUPS, LENGTH, KEYS
     )
     first_key = batch * num_tokens * GROUPS + group
     k_tile = load_rows(k + first_key * SIZE_K, index(key, WIDE) * GROUPS, is_key, SIZE_K, WIDTH_K)
@@ -339,40 +357,22 @@ def _terms(
     make_terms(terms, norm, row, is_row, position, grad_tile, load_rows(out, row, is_row, SIZE, WIDTH), ROWS)
 
 
-@triton.jit(do_not_specialize=_VARYING)
-def _sum_parts(
-    parts, first_part, dense, grad, num_tokens, num_dense, num_blocks,
-    GROUPS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The gradient of ROWS tokens of one block: the sum of its parts [parts, LENGTH, SIZE], in their order.
-
-    After dense [B, num_dense, G, SIZE], what is added to the first tokens before.
-    """
-    block = tl.program_id(0).to(tl.int64)
-    within = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    stream = block // num_blocks
-    token = block % num_blocks * LENGTH + within
-    row = (stream // GROUPS * num_dense + token) * GROUPS + stream % GROUPS
-    total = load_rows(dense, row, (within < LENGTH) & (token < num_dense), SIZE, WIDTH)
-    for part in range(tl.load(first_part + block), tl.load(first_part + block + 1)):
-        total += load_rows(parts + part * LENGTH * SIZE, within, within < LENGTH, SIZE, WIDTH)
-    row = (stream // GROUPS * num_tokens + token) * GROUPS + stream % GROUPS
-    store_rows(grad, row, (within < LENGTH) & (token < num_tokens), total, SIZE, WIDTH)
-
-
 @triton.jit
 def _keys_of_part(
-    block, part, first, first_part, num_tokens, num_blocks, readers,
+    block, part, first, first_part, num_tokens, num_blocks,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, LENGTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Where a part's readers begin, their rows; its row and group; KEYS keys in the block and in all, which exist."""
-    begin = tl.load(first + block) + (part - tl.load(first_part + block)) * readers
-    num_rows = tl.minimum(tl.load(first + block + 1) - begin, readers).to(tl.int32) * HEADS
+    begin, nth = tl.load(first + block), part - tl.load(first_part + block)
+    num, num_parts = tl.load(first + block + 1) - begin, tl.load(first_part + block + 1) - part + nth
+    # Parts are of equal length, so that the programs end together, and end where a tile of rows does.
+    each = (num + num_parts * _ALIKE - 1) // (num_parts * _ALIKE) * _ALIKE
+    num_rows = tl.minimum(num - nth * each, each).to(tl.int32) * HEADS
     stream = block // num_blocks
     within = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     key = (block % num_blocks).to(tl.int32) * LENGTH + within
     is_key = (within < LENGTH) & (key < num_tokens)
-    return begin, num_rows, stream // GROUPS, (stream % GROUPS).to(tl.int32), within, key, is_key
+    return begin + nth * each, num_rows, stream // GROUPS, (stream % GROUPS).to(tl.int32), within, key, is_key
 
 
 @triton.jit

@@ -119,7 +119,6 @@ def gradients(
         band_kernels.attend_backward(grad, q, k, v, band, out, norm, grad_q, terms, (part_k, part_v), span)
     if is_whole:
         return grad_q, part_k[0], part_v[0]
-    dense = [part_k.sum(0), part_v.sum(0)]
     inverted = block_kernels.is_inverted(q, k, v, geometry)
     with current(q.device):
         if inverted:
@@ -132,7 +131,7 @@ def gradients(
                 q, k, v, slots, out, norm, grad, grad_q, terms, q.shape[1], num_dense, k.shape[1], **sizes
             )
         grad_k, grad_v = block_kernels.attend_backward(
-            grad, q, k, v, slots, geometry, num_dense, terms, dense, grad_q if inverted else None
+            grad, q, k, v, slots, geometry, num_dense, terms, (part_k, part_v), grad_q if inverted else None
         )
     return grad_q, grad_k, grad_v
 

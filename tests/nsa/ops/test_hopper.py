@@ -140,3 +140,39 @@ def test_the_selected_branch_has_the_same_bits_however_its_keys_are_loaded(
             out, norm = triton.forward(q, k, v, slots, geometry, is_chosen=True)
             found.append((out, norm, *triton.gradients(grad, q, k, v, out, norm, slots, geometry, is_chosen=True)))
     assert all(torch.equal(engine, loaded) for engine, loaded in zip(*found, strict=True))
+
+
+READ = {  # rows, queries, tokens, groups, heads of each; whether the slots are chosen
+    "sixteen-heads": (2, 900, 900, 2, 16, True),
+    "thirty-two-heads-of-the-last-queries": (1, 600, 1411, 1, 32, True),
+    "sixty-four-heads-and-slots-of-the-future": (1, 600, 777, 1, 64, False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", READ.values(), ids=READ.keys())
+def test_gradients_of_chosen_blocks_have_the_same_bits_however_readers_are_loaded(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    from nsa.ops.select import block_kernels, triton
+    from nsa.ops.select.vectorized import choose_slots, selected_attention
+
+    geometry = Geometry(l=32, d=16, l_sel=64, n_sel=5, w=64)
+    *sizes, is_chosen = shape
+    q, k, v, *_ = drawn(tuple(sizes), dtype, geometry)
+    grad, num_blocks = torch.randn_like(q), geometry.num_blocks(k.shape[1])
+    importance = torch.rand(*q.shape[:2], k.shape[2], num_blocks, device="cuda")
+    slots = importance.argsort(-1)[..., :5].contiguous()
+    if is_chosen:
+        slots = choose_slots(importance, geometry, k.shape[1] - q.shape[1])
+    out, norm = triton.forward(q, k, v, slots, geometry, is_chosen)
+    found = []
+    for least in (1, 1 << 30):
+        with patch.object(block_kernels, "_LEAST_OVERLAPPED", least):
+            found.append(triton.gradients(grad, q, k, v, out, norm, slots, geometry, is_chosen))
+    assert all(torch.equal(engine, loaded) for engine, loaded in zip(*found, strict=True))
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(selected_attention(*exact, slots, geometry, is_chosen), exact, grad.double())
+    for gradient, of_exact in zip(found[0], wanted, strict=True):
+        error = (gradient.double() - of_exact).norm() / of_exact.norm()
+        assert error <= torch.finfo(dtype).eps, error

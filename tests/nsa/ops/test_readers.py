@@ -42,3 +42,19 @@ def test_parts_cover_all_readers_of_their_block_and_no_more(most: int):
     assert torch.equal(readers.first_part.diff(), parts[:-1])
     assert readers.num == readers.block.numel()
     assert torch.equal(readers.block, readers.block.sort().values)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_queries", "num_blocks", "first_query"), [(75, 11, 7), (40, 5, 39), (2000, 64, 320)])
+def test_they_are_listed_as_they_are_sorted(num_queries: int, num_blocks: int, first_query: int):
+    from nsa.ops.select import reader_kernels
+
+    torch.manual_seed(num_queries)
+    slots = torch.rand(2, num_queries, 3, num_blocks, device="cuda").argsort(-1)[..., :5].contiguous()
+    slots[:, ::3, :, 4] = EMPTY_SLOT
+    slots[:, 1::7, :, 0] = num_blocks
+    found = reader_kernels.readers_of_blocks(slots, first_query, num_blocks, most=16)
+    expected = readers_of_blocks(slots[:, first_query:], first_query, num_blocks, most=16)
+    assert torch.equal(found.query[: found.first[-1]], expected.query[: expected.first[-1]])
+    for name in ("first", "first_part", "block"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
