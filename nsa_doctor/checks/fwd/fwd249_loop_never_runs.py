@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.empty_loops import empty_loops
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.hooks.reached_lines import reached_lines
 from nsa_doctor.probes.model.built_module import built
@@ -36,11 +38,11 @@ _OWN = 3  # the rank of a file of the subject's own
 
 def run(subject: Subject) -> Iterator[Finding]:
     frames = FrameFilter(subject.packages)
-    with reached_lines(lambda file: frames.rank(file) == _OWN) as lines, torch.no_grad():
+    with reached_lines(lambda file: frames.rank(file) == _OWN) as lines, torch.no_grad(), unobserved():
         for mode in ("train", "eval"):
             sp = built(subject, mode=mode)
             for length in _LENGTHS:
-                sp(sp.input(min(length, subject.max_length), batch=2))
+                attempt(lambda sp=sp, length=length: sp(sp.input(min(length, subject.max_length), batch=2)))
     for loop in empty_loops(sp.module, lines):
         way = "downwards from 0" if loop.is_downward else "upwards to 0 or less"
         yield Finding(

@@ -20,6 +20,9 @@ _NUM_PERTURBATIONS = 3
 _SAFETY = 8.0
 _NUDGE = 4
 _ADDING = frozenset({"add_", "index_add_", "scatter_add_", "sub_"})
+_STORING = frozenset(
+    {"copy_", "index_copy_", "index_put_", "masked_scatter_", "scatter_", "select_scatter", "slice_scatter"}
+)
 _SUMS = frozenset(
     (
         "add",
@@ -171,19 +174,19 @@ class _Nudge(DispatchWatcher):
         factor = 1 + _NUDGE * torch.finfo(self._dtype).eps
         wide = torch.complex128 if result.is_complex() else torch.float64
         nudged = (result.to(wide) * factor).to(result.dtype)
-        return result.copy_(nudged) if operation_name(func) in _ADDING else nudged
+        return result.copy_(nudged) if operation_name(func).endswith("_") else nudged
 
 
 def _narrowed(func: Any, args: tuple[Any, ...], result: Any) -> torch.dtype | None:
     """The dtype of a result, or of its parts if it is complex, that is narrower than the first such input.
 
-    Than the last one, where that is added to what was there.
+    Than the last one, where that is added to what was there, or stored in its place.
     """
     if not isinstance(result, Tensor) or not _is_rounded(result) or result.numel() < 2:
         return None
     floating = [value for value in args if isinstance(value, Tensor) and _is_rounded(value)]
-    is_added = operation_name(func) in _ADDING
-    given = next(iter(reversed(floating) if is_added else floating), None)
+    is_last = operation_name(func) in (*_ADDING, *_STORING)
+    given = next(iter(reversed(floating) if is_last else floating), None)
     if given is None or torch.finfo(given.dtype).eps >= torch.finfo(result.dtype).eps:
         return None
     return result.dtype.to_real()

@@ -2,6 +2,7 @@
 
 import linecache
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,3 +115,22 @@ def test_a_pass_that_is_refused_is_passed_over() -> None:
 
     sp = built(subject_of(only_three), dtype="float64")
     assert finest_precision(sp, sp.input(16, 3)).dtype == torch.bfloat16
+
+
+class Filters(nn.Module):
+    """Keeps what it makes of the lowest frequencies in a spectrum of its own, of single precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(x, dim=1)
+        kept = torch.zeros(spectrum.shape, dtype=torch.complex64)
+        kept[:, :3] = spectrum[:, :3]
+        return torch.fft.irfft(kept, n=x.shape[1], dim=1).to(x.dtype)
+
+
+def test_what_is_stored_in_something_narrower_is_rounded() -> None:
+    subject = replace(subject_of(lambda x: False), build=lambda seed: Filters())
+    sp = built(subject, dtype="float64")
+    assert effective_precision(sp, sp.input(19)).dtype == torch.float32
+    assert effective_precision(built(subject), built(subject).input(19)).dtype == torch.float32
+    plain = built(subject_of(lambda x: False), dtype="float64")
+    assert effective_precision(plain, plain.input(19)).dtype == torch.float64
