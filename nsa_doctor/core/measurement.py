@@ -185,7 +185,7 @@ class RaisedOrigin:
         """The end of a sentence, files by their names; nothing of what is not known."""
         called = f", called at {self.called_at.short_line}" if self.called_at.file else ""
         trails = joined([" -> ".join(place.short_line for place in trail) for trail in self.given])
-        return f"{called}; that line is given what comes from {trails}" if trails else called
+        return f"{called}; what raises is given what comes from {trails}" if trails else called
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,6 +193,12 @@ def function_of(node: Any) -> type | None:
     return cast("type | None", getattr(node, "_forward_cls", None))
 
 
+def shape_of(node: Any) -> tuple[int, ...] | None:
+    """The shape of what an operation gave, by its node's `_input_metadata`; None where that is none. Public: none."""
+    known = getattr(node, "_input_metadata", None)
+    return tuple(known[0].shape) if known and not known[0].is_nested_tensor else None
+
+
 def softmax_of(node: Any) -> tuple[tuple[int, ...], int]:
     """Shape and dim of the softmax that made a node: `_input_metadata`, `_saved_dim`. Public: none.
 

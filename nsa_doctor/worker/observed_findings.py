@@ -33,8 +33,9 @@ def findings_of(observer: Observer, check: Check, subject: Subject) -> Iterator[
     located, raised = 0, 0
     for observation in observer.observations:
         if observation.failure is not None:
-            raised += 1
-            yield from _raised(observation, check, subject, is_first=raised == 1)
+            found_here = list(_raised(observation, check, subject, is_first=raised == 0))
+            raised += len(found_here)
+            yield from found_here
             continue
         found = None
         if located < _MOST_LOCATED:

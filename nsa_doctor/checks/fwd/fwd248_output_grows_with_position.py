@@ -1,7 +1,8 @@
 """FWD248 output-grows-with-position
 
-Detects: a module that is given equal tokens, and whose output grows from token to token by a power of more than 1.5 of
-the position, or without end: a sum of sums, a sum that is multiplied by what should divide it, a state that grows.
+Detects: an attention that is given equal tokens, and whose output grows from token to token by a power of more than 1.5
+of the position, or a state that grows by a factor: a sum that is multiplied by what should divide it, a decay above
+one. What goes by another name and grows so is a note: a sum of sums may be meant.
 Matters: attention gives a mean of values and a state forgets, so that a longer sequence is no larger one. What grows
 drowns the residual stream at lengths that training seldom sees, and leaves the range of half precision.
 Fix: divide by the sum of the weights; let a state decay: exp(-rate), with a rate that is not negative.
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_number
 from nsa_doctor.probes.attention.growth_by_position import FEWEST, LENGTH, growing, line_of_growth
@@ -31,34 +32,50 @@ from nsa_doctor.subject.contract import Subject
 _ANOTHER_SEED = 31337
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     length = min(LENGTH, subject.max_length)
     if length < FEWEST:
         raise NotApplicableError(f"it takes at most {length} tokens; of fewer than {FEWEST} growth says little")
     sp = comparable_module(subject, is_randomised=False)
     growth = growing(sp, length)
-    if growth is None:
-        return
     other = replace(subject, seed=subject.seed + _ANOTHER_SEED)
-    if growing(comparable_module(other, is_randomised=False), length) is None:
+    again = growth and growing(comparable_module(other, is_randomised=False), length)
+    if growth is None or again is None or again.name != growth.name:
         return
-    place = line_of_growth(sp, length, growth) or definition_place(growth.module)
     kind = type(growth.module).__name__
+    place = line_of_growth(sp, length, growth) or definition_place(growth.module)
+    place = replace(place, module=growth.name, module_class=kind)
+    message = (
+        f"of {length} equal tokens the output of {kind} grows by the power {short_number(growth.power)} of the position"
+    )
+    if not growth.is_promised:
+        yield Note(message=message, where=place)
+        return
     yield Finding(
-        message=f"of {length} equal tokens the output of {kind} grows by the power {short_number(growth.power)} of the "
-        "position; a mean over tokens does not grow, and a sum by the power 1",
-        where=replace(place, module=growth.name, module_class=kind),
+        message=f"{message}; a mean over tokens does not grow, and a sum by the power 1",
+        where=place,
         evidence={"power": growth.power, "length": length},
         repro=command_for(subject, "FWD248"),
     )
 
 
 def planted(subject: Subject) -> Subject:
-    def sums_sums(module: nn.Module, x: Tensor) -> Tensor:
-        output: Tensor = subject.forward(module, x)
-        return output.cumsum(1).cumsum(1)
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.cumsum(1).cumsum(1)
 
-    return replace(subject, forward=sums_sums)
+    class Behind(nn.Module):
+        """The subject, and what mixes its tokens once more."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.attention = subject.build(subject.seed), Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.attention(subject.forward(self.inner, x))
+            return output
+
+    return replace(subject, build=lambda _seed: Behind(), forward=lambda module, x: module(x))
 
 
 CHECK = Check(

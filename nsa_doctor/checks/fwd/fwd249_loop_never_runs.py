@@ -1,7 +1,7 @@
 """FWD249 loop-never-runs
 
-Detects: a loop over numbers that count the wrong way, as `range(n, 0)` or `range(0, n, -1)`, which building the subject
-or a pass comes to, and never goes through.
+Detects: a loop over numbers that count the wrong way, as `range(n, 0)` or `range(0, n, -1)` with a positive n, which
+building the subject or a pass comes to, and never goes through.
 Matters: what it was to do is left out without a word: layers stay unconnected, tokens unread.
 Fix: give a step of -1, or the two ends in their order.
 
@@ -25,10 +25,9 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.hooks.empty_loops import empty_loops
+from nsa_doctor.probes.hooks.empty_loops import counted_loops, followed
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
-from nsa_doctor.probes.hooks.reached_lines import reached_lines
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -37,20 +36,24 @@ _OWN = 3  # the rank of a file of the subject's own
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    frames = FrameFilter(subject.packages)
-    with reached_lines(lambda file: frames.rank(file) == _OWN) as lines, torch.no_grad(), unobserved():
+    frames, module = FrameFilter(subject.packages), built(subject).module
+    loops = [each for each in counted_loops(module) if frames.rank(each.place.file) == _OWN]
+    if not loops:
+        return
+    with followed(loops), torch.no_grad(), unobserved():
         for mode in ("train", "eval"):
             sp = built(subject, mode=mode)
             for length in _LENGTHS:
                 attempt(lambda sp=sp, length=length: sp(sp.input(min(length, subject.max_length), batch=2)))
-    for loop in empty_loops(sp.module, lines):
-        way = "downwards from 0" if loop.is_downward else "upwards to 0 or less"
-        yield Finding(
-            message=f"{loop.numbers} counts {way}: the loop over it is come to, and never gone through",
-            where=in_subject(loop.place, sp.module),
-            evidence={"numbers": loop.numbers},
-            repro=command_for(subject, "FWD249"),
-        )
+    for loop in loops:
+        if loop.is_empty:
+            way = "downwards from 0" if loop.is_downward else "upwards to 0 or less"
+            yield Finding(
+                message=f"{loop.numbers} counts {way} with {loop.ends[0]}: the loop over it never runs",
+                where=in_subject(loop.place, module),
+                evidence={"numbers": loop.numbers},
+                repro=command_for(subject, "FWD249"),
+            )
 
 
 def planted(subject: Subject) -> Subject:
@@ -60,7 +63,7 @@ def planted(subject: Subject) -> Subject:
             self.inner = subject.build(subject.seed)
 
         def forward(self, x: Tensor) -> Tensor:
-            for turn in range(x.shape[1], 0):
+            for turn in range(x.shape[1] - 1, -1):
                 x = x + turn
             output: Tensor = subject.forward(self.inner, x)
             return output

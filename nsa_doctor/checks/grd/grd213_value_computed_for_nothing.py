@@ -15,8 +15,9 @@ Example:
     scores = scores.masked_fill(hidden, -torch.inf)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.hooks.unread_variables import Unread, dropped_in, unread_at
+from nsa_doctor.probes.internal import shape_of
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.subject.contract import Subject
@@ -65,9 +67,18 @@ def _unread(subject: Subject, mode: Mode, length: int) -> dict[tuple[str, str], 
             waiting += [before for before, _ in node.next_functions]
     dead = [(place, node) for node, place in watch.nodes.items() if node not in reached and place.file]
     lines = {place.line_text: in_subject(place, sp.module) for place, _ in dead}
-    made = {text: [node.name() for place, node in dead if place.line_text == text] for text in lines}
-    found = unread_at((place, made[text]) for text, place in lines.items())
+    made = {text: [node for place, node in dead if place.line_text == text] for text in lines}
+    found = unread_at(
+        (place, [node.name() for node in made[text]], _is_as_large(made[text])) for text, place in lines.items()
+    )
     return {(each.name, each.place.line_text): each for each in found}
+
+
+def _is_as_large(nodes: Sequence[Any]) -> bool:
+    """Whether what nodes of a line come to in the end has the shape of something that they were given."""
+    used = {before for node in nodes for before, _ in node.next_functions if before is not None}
+    given = {shape_of(node) for node in used.difference(nodes)} - {None}
+    return any(shape_of(node) in given for node in nodes if node not in used)
 
 
 def planted(subject: Subject) -> Subject:

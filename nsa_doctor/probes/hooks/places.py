@@ -62,10 +62,15 @@ class Places:
         place = self._describe(self._deeper(self._called(), _self_of(frame)), line)
         return (replace(place, library=library) if library else place), rank > 1
 
-    def calling(self) -> Place | None:
-        """Where the function that the caller stands in was called, if it is the subject's and no module's method."""
+    def calling(self, of_methods: bool = False) -> Place | None:
+        """Where the function that the caller stands in was called, if it is the subject's and no module's method.
+
+        And where a method was `of_methods` are asked for: of `forward` the call stands in torch's own code.
+        """
         frame, rank, _ = self._subject_frame(frame_above(1))
-        if frame is None or rank < _OWN or _self_of(frame) is not None:
+        if frame is None or rank < _OWN:
+            return None
+        if _self_of(frame) is not None and (not of_methods or frame.f_code.co_name == "forward"):
             return None
         outer, rank, _ = self._subject_frame(frame.f_back)
         if outer is None or rank < _OWN:

@@ -17,7 +17,6 @@ _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 _JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Try)
 READING_ALL = ("locals", "vars", "eval", "exec")
 _LONGEST = 60  # letters of an expression
-_REDUCING = ("Mean", "Sum", "Max", "Min", "Amax", "Amin", "Norm", "Linalg", "Std", "Var", "Logsumexp", "Prod", "Dot")
 # Of tensors alone, and each with a twin that writes in place: whatever it is called on, its value was wanted.
 _OF_TENSORS = frozenset(
     {
@@ -36,18 +35,19 @@ class Unread:
     instead: str = ""
 
 
-def unread_at(lines: Iterable[tuple[Place, Collection[str]]]) -> Iterator[Unread]:
+def unread_at(lines: Iterable[tuple[Place, Collection[str], bool]]) -> Iterator[Unread]:
     """What each of these lines computes, by the nodes of autograd it made, where nothing in its function reads it.
 
     That is a variable assigned alone, or the value of an operation that stands by itself and has a twin which writes
-    in place. What is taken apart into several is left alone, and so is a name that begins with an underscore.
+    in place. What is taken apart into several is left alone, and so are a name that begins with an underscore and the
+    value of what writes in place. The last of a line says whether its value has the shape of something it is made of.
     """
     trees: dict[str, ast.Module | Caught] = {}
-    for place, nodes in lines:
+    for place, nodes, is_as_large in lines:
         if place.file not in trees:
             trees[place.file] = attempt(lambda place=place: ast.parse("".join(linecache.getlines(place.file))))
         tree = trees[place.file]
-        found = None if isinstance(tree, Caught) else _unread(tree, place, nodes)
+        found = None if isinstance(tree, Caught) else _unread(tree, place, nodes, is_as_large)
         if found is not None:
             yield found
 
@@ -84,7 +84,7 @@ def _in_place(name: str) -> str:
     return f"its value is dropped: {name}_() writes in place, it does not"
 
 
-def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | None:
+def _unread(tree: ast.Module, place: Place, nodes: Collection[str], is_as_large: bool) -> Unread | None:
     line = place.line
     around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _spans(node, line)]
     if not around:
@@ -100,7 +100,7 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
         if isinstance(node, ast.Expr) and (twin := _twin(node.value, nodes)):
             return Unread(_shortened(node.value), place, _in_place(twin))
         target = _target(node)
-        if target is None or target.startswith("_"):
+        if target is None or target.startswith("_") or _writes_in_place(node):
             continue
         if target in touched or read & set(READING_ALL):
             return None
@@ -108,8 +108,8 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
             other = _overwriting(outermost, innermost, node, target)
             first = replace(place, line=getattr(node, "lineno", place.line))  # of a statement of several lines
             return None if other is None else Unread(target, first, f"line {other} gives it another value")
-        instead = _namesake(innermost, node, target) or _forerunner(innermost, node, target, nodes)
-        return Unread(target, place, instead)
+        former = _forerunner(innermost, node, target) if is_as_large else ""
+        return Unread(target, place, _namesake(innermost, node, target) or former)
     return None
 
 
@@ -144,13 +144,18 @@ def _namesake(function: ast.AST, assigned: ast.AST, name: str) -> str:
     return "" if first is None else f"line {first.lineno} reads {_shortened(first)} in its place"
 
 
-def _forerunner(function: ast.AST, assigned: ast.AST, name: str, nodes: Collection[str]) -> str:
-    """Where the variable is read afterwards of which this was made, and whose name it has with a word more.
+def _writes_in_place(assigned: ast.AST) -> bool:
+    """Whether the value is that of a call which writes into a tensor that others hold: `y.mul_(2)`, `exp(y, out=z)`."""
+    call = getattr(assigned, "value", None)
+    if not isinstance(call, ast.Call):
+        return False
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    is_named_so = name.endswith("_") and not name.endswith("__")
+    return is_named_so or bool({each.arg for each in call.keywords} & {"inplace", "out"})
 
-    Nowhere where the value is of another size than that: a mean is no scores.
-    """
-    if any(node.startswith(_REDUCING) for node in nodes):
-        return ""
+
+def _forerunner(function: ast.AST, assigned: ast.AST, name: str) -> str:
+    """Where the variable is read afterwards of which this was made, and whose name it has with a word more."""
     words = name.split("_")
     used = {node.id for node in ast.walk(assigned) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     former = {other for other in used if set(other.split("_")) < set(words)}

@@ -196,7 +196,8 @@ class _SameDraws(TorchFunctionMode):
         """Run one function."""
         given = kwargs or {}
         if func in _DRAWING and given.get("dtype") is None and given.get("out") is None:
-            return func(*args, **{**given, "dtype": torch.float32}).to(torch.float64)
+            drawn = func(*args, **{**given, "dtype": torch.float32, "requires_grad": False}).to(torch.float64)
+            return drawn.requires_grad_(given.get("requires_grad", False))
         return func(*args, **given)
 
 

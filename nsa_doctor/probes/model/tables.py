@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors
 from nsa_doctor.probes.tensors.operations import tensors_in
@@ -55,7 +55,7 @@ def _watched(call: Callable[[], object]) -> tuple["_LastRaise", BaseException | 
 
 
 def _among(module: nn.Module, given: Sequence[Tensor]) -> Iterator[Table]:
-    addresses = {_address(tensor) for tensor in given}
+    addresses = {_address(tensor) for tensor in given} - {0}
     return (Table(name, tuple(own.shape)) for name, own in _tables(module) if _address(own) in addresses)
 
 
@@ -97,5 +97,6 @@ def _tables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _address(tensor: Tensor) -> int:
-    """The same for a tensor and its views."""
-    return tensor.untyped_storage().data_ptr()
+    """The same for a tensor and its views; 0 of what has no memory of its own, or none that can be seen."""
+    address = attempt(lambda: tensor.untyped_storage().data_ptr())
+    return 0 if isinstance(address, Caught) else address

@@ -20,9 +20,7 @@ _NUM_PERTURBATIONS = 3
 _SAFETY = 8.0
 _NUDGE = 4
 _ADDING = frozenset({"add_", "index_add_", "scatter_add_", "sub_"})
-_STORING = frozenset(
-    {"copy_", "index_copy_", "index_put_", "masked_scatter_", "scatter_", "select_scatter", "slice_scatter"}
-)
+_STORING = frozenset({"copy_", "diagonal_scatter", "select_scatter", "slice_scatter"})
 _SUMS = frozenset(
     (
         "add",

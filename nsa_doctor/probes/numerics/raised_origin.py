@@ -1,8 +1,11 @@
 """Where an operation that raises has what it was given from: sizes that do not fit are often made elsewhere."""
 
+import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from nsa_doctor.subject.contract import Subject
 
 _MOST_TRAILS = 3
 _MOST_LINES = 3
+_MOST_STEPS = 1000  # from one tensor to what it was made of
 
 
 def locate_raise(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
@@ -53,8 +57,22 @@ def _origin(subject: Subject, call: Callable[["_Givers"], object]) -> RaisedOrig
     if not isinstance(ended, Caught):
         return RaisedOrigin()
     error = ended.error.caught.error if isinstance(ended.error, SubjectFailedError) else ended.error
-    given = watch.trails() if error is watch.error else ()
-    return RaisedOrigin(called_at=places.caller_of_traceback(error.__traceback__), given=given)
+    given = attempt(watch.trails) if error is watch.error else ()  # what it was given may be an object of any kind
+    called_at = places.caller_of_traceback(error.__traceback__)
+    return RaisedOrigin(called_at=called_at, given=() if isinstance(given, Caught) else given)
+
+
+@dataclass(eq=False)
+class _Made:
+    """What is known of a tensor, which need not be alive: its shape, and the lines that made it of what others.
+
+    One that no function made in the region, as a parameter, is `found` there.
+    """
+
+    shape: tuple[int, ...]
+    lines: Trail = ()
+    given: "tuple[_Made, ...]" = ()
+    found: Tensor | None = None
 
 
 class _Givers(TorchFunctionMode):
@@ -65,10 +83,9 @@ class _Givers(TorchFunctionMode):
         self.error: BaseException | None = None
         self._places = places
         self._raised_at = Place()
-        self._given: list[Tensor] = []
+        self._given: tuple[_Made, ...] = ()
         self._module: nn.Module | None = None
-        # Alive, or another tensor would get its number.
-        self._made: dict[int, tuple[Tensor, Trail, list[Tensor]]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], _Made]] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -96,49 +113,74 @@ class _Givers(TorchFunctionMode):
             result = func(*args, **(kwargs or {}))
         except Exception as error:
             if error is not self.error:  # the innermost function is the first to raise it
-                self.error, self._given, self._raised_at = error, given, self._places.here()[0]
+                self.error, self._raised_at = error, self._places.here()[0]
+                found = attempt(lambda: tuple(map(self._of, given)))
+                self._given = () if isinstance(found, Caught) else found
             raise
-        made = [each for each in tensors_in(result) if id(each) not in self._made and not _is_in(each, given)]
-        if made:
-            here, calling = self._places.here()[0], self._places.calling()
-            lines = (here,) if calling is None else (calling, here)
-            self._made.update((id(each), (each, lines, given)) for each in made)
+        attempt(lambda: self._note(result, given))  # of a tensor of a kind of its own nothing may be known
         return result
+
+    def _note(self, result: Any, given: Sequence[Tensor]) -> None:
+        made = [
+            each for each in tensors_in(result) if not any(each is one for one in given) and not self._is_known(each)
+        ]
+        if not made:
+            return
+        here, is_own = self._places.here()
+        calling = self._places.calling(of_methods=True)
+        lines = () if not is_own else ((here,) if calling is None else (calling, here))
+        of = tuple(map(self._of, given))
+        for each in made:
+            self._known[id(each)] = weakref.ref(each), _Made(tuple(each.shape), lines, of)
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known[0]() is tensor
+
+    def _of(self, tensor: Tensor) -> _Made:
+        if not self._is_known(tensor):
+            self._known[id(tensor)] = weakref.ref(tensor), _Made(tuple(tensor.shape), found=tensor)
+        return self._known[id(tensor)][1]
 
     def trails(self) -> tuple[Trail, ...]:
         """Of each thing that the function which raised was given, the last lines that gave it its shape, or values."""
-        is_of_values = error_kind(str(self.error)) is TorchError.INDEX_OUT_OF_RANGE
-        found = [self._trail(each, is_of_values) for each in self._operands()]
-        return tuple(dict.fromkeys(trail for trail in found if trail))[:_MOST_TRAILS]
+        is_of_values = (
+            self.error is not None and error_kind(Caught(self.error).sentence) is TorchError.INDEX_OUT_OF_RANGE
+        )
+        found: dict[Trail, None] = {}
+        for each in self._operands():
+            found |= {trail: None for trail in [self._trail(each, is_of_values)] if trail}
+            if len(found) == _MOST_TRAILS:
+                break
+        return tuple(found)
 
-    def _operands(self) -> Iterator[Tensor]:
+    def _operands(self) -> Iterator[_Made]:
         """What the line that raised was given: through what it has made of that itself."""
-        waiting, seen = list(self._given), set[int]()
+        waiting, seen = list(self._given), set[_Made]()
         while waiting:
             each = waiting.pop(0)
-            if id(each) in seen:
+            if each in seen:
                 continue
-            seen.add(id(each))
-            _, lines, given = self._made.get(id(each), (each, (), []))
-            if lines and lines[-1].line_text == self._raised_at.line_text:
-                waiting[:0] = given
+            seen.add(each)
+            if each.lines and each.lines[-1].line_text == self._raised_at.line_text:
+                waiting[:0] = each.given
             else:
                 yield each
 
-    def _trail(self, tensor: Tensor, is_of_values: bool) -> Trail:
+    def _trail(self, made: _Made, is_of_values: bool) -> Trail:
         found: list[Place] = []
-        seen: set[int] = set()
-        waiting = [tensor]
-        while waiting and id(waiting[0]) not in seen and len(found) < _MOST_LINES:
+        seen: set[_Made] = set()
+        waiting: Sequence[_Made] = [made]
+        while waiting and waiting[0] not in seen and len(found) < _MOST_LINES and len(seen) < _MOST_STEPS:
             each = waiting[0]
-            seen.add(id(each))
-            _, lines, given = self._made.get(id(each), (each, self._maker_of(each), []))
-            alike = [one for one in given if one.shape == each.shape]
+            seen.add(each)
+            alike = [one for one in each.given if one.shape == each.shape]
             if is_of_values or not alike:
+                lines = each.lines if each.found is None else self._maker_of(each.found)
                 known = [place.line_text for place in found]
                 other = lines[-1:] if lines and self._is_beside_raise(lines[-1]) else lines
                 found[:0] = [place for place in other if place.file and place.line_text not in known]
-            waiting = alike or sorted(given, key=Tensor.numel, reverse=True)
+            waiting = alike or sorted(each.given, key=lambda one: math.prod(one.shape), reverse=True)
         return tuple(found[-_MOST_LINES:])
 
     def _is_beside_raise(self, place: Place) -> bool:
@@ -162,7 +204,3 @@ class _Givers(TorchFunctionMode):
             if line is not None:
                 return (Place(module=path, module_class=kind, file=line.file, line=line.line, function=line.function),)
         return ()
-
-
-def _is_in(tensor: Tensor, given: Sequence[Tensor]) -> bool:
-    return any(tensor is each for each in given)

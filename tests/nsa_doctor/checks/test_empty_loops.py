@@ -38,6 +38,42 @@ class StopsBeforeZero(Layer):
         return y
 
 
+class CountsInReverse(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        for turn, token in enumerate(reversed(range(self.size, 0))):  # here
+            y = y + x[:, token : token + 1] * turn
+        return y
+
+
+class HasNoneToTheLeft(Layer):
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.offsets, self.lowest = [], -self.size
+        for offset in range(self.lowest, 0):
+            self.offsets.append(offset)
+        for offset in range(0, self.size, -1):
+            self.offsets.append(offset)
+
+
+class FillsUp(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        for _ in range(x.shape[1] - self.size, 0):
+            y = nn.functional.pad(y, (0, 0, 1, 0))
+        return y
+
+
+class BeginsWithAnAnnotation(Layer):
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.total, self.first = 0, 3 - 2 * self.size
+        for offset in range(self.first, 0):
+            number: int
+            number = offset
+            self.total += number
+
+
 class GoesBackFromZero(Layer):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -92,16 +128,23 @@ def findings(kind: Callable[[], nn.Module]) -> tuple[Finding, ...]:
     return run_check(registry.load("FWD249"), subject).findings
 
 
-@pytest.mark.parametrize(
-    ("kind", "way"),
-    [(PairsNothing, "upwards to 0"), (StopsBeforeZero, "upwards to 0"), (GoesBackFromZero, "downwards from 0")],
-)
+UPWARDS, DOWNWARDS = "upwards to 0", "downwards from 0"
+WRONG = [
+    (PairsNothing, UPWARDS),
+    (StopsBeforeZero, UPWARDS),
+    (CountsInReverse, UPWARDS),
+    (GoesBackFromZero, DOWNWARDS),
+]
+RIGHT = [GoesBack, StartsBelowZero, HasOneLayer, IsNeverCalled, HasNoneToTheLeft, FillsUp, BeginsWithAnAnnotation]
+
+
+@pytest.mark.parametrize(("kind", "way"), WRONG)
 def test_a_loop_that_counts_the_wrong_way_is_found_at_its_line(kind: Callable[[], nn.Module], way: str) -> None:
     (finding,) = findings(kind)
     assert way in finding.message
     assert is_marked(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize("kind", [GoesBack, StartsBelowZero, HasOneLayer, IsNeverCalled])
+@pytest.mark.parametrize("kind", RIGHT)
 def test_a_loop_that_runs_or_may_run_is_none(kind: Callable[[], nn.Module]) -> None:
     assert findings(kind) == ()

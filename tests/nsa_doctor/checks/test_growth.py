@@ -16,8 +16,8 @@ WIDTH = 8
 BLOCK = 16
 
 
-class Mixer(nn.Module):
-    """Projections around a way to mix tokens, in a layer of its own behind a norm."""
+class Attention(nn.Module):
+    """Projections around a way to mix tokens."""
 
     def __init__(self, mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -26,6 +26,14 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x).chunk(3, -1)
         return self.out(self.mix(q, k, v))
+
+
+class Recurrence(Attention):
+    """The same by the name of a state."""
+
+
+class Mixer(Attention):
+    """The same by a name that promises nothing."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -58,6 +66,60 @@ def multiplied_in_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ states * total).flatten(1, 2)  # here
 
 
+def heads_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Numbers of one dimension, and channels of a size that divides the length, grow as well."""
+    ramp = torch.arange(q.shape[1], dtype=q.dtype) ** 2
+    rates = 100.0 ** torch.arange(16, dtype=q.dtype)
+    return multiplied(q, k, v) + 0 * ramp[:, None] * rates.sum()
+
+
+def sum_of_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return v.cumsum(1).cumsum(1)
+
+
+def gated_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q * (k * v.cumsum(1)).cumsum(1)) * 2
+
+
+class Distance(nn.Module):
+    """A function of positions alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], dtype=x.dtype)
+        return places.square()[None, :, None].expand(len(x), -1, 3)
+
+
+class DistanceAttention(Attention):
+    """An attention beside which a bias grows that is made of positions."""
+
+    def __init__(self, mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(mix)
+        self.attention_bias = Distance()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0 * self.attention_bias(x)[..., :1]
+
+
+class DecayedAttention(Attention):
+    """An attention within which queries grow as fast as keys shrink."""
+
+    def __init__(self, mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(mix)
+        self.attention_decay = Decay()
+
+    def forward(self, x: Tensor) -> Tensor:
+        grown, shrunk = self.attention_decay(x)
+        return super().forward(grown * shrunk)
+
+
+class Decay(nn.Module):
+    """Factors of a decay, and their inverse."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        factors = 1.03 ** torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        return x * factors, (x * 0 + 1) / factors
+
+
 def state_with(decay: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         state, states = torch.zeros_like(v[:, 0]), []
@@ -69,10 +131,15 @@ def state_with(decay: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return mix
 
 
-def examined(mix: Callable[[Tensor, Tensor, Tensor], Tensor], is_normed: bool = False, longest: int = 2048) -> Result:
+def examined(
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor],
+    is_normed: bool = False,
+    longest: int = 2048,
+    kind: type[Attention] = Attention,
+) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return nn.Sequential(Mixer(mix), nn.LayerNorm(WIDTH)) if is_normed else Mixer(mix)
+        return nn.Sequential(kind(mix), nn.LayerNorm(WIDTH)) if is_normed else kind(mix)
 
     subject = Subject(
         name="tests",
@@ -87,25 +154,42 @@ def examined(mix: Callable[[Tensor, Tensor, Tensor], Tensor], is_normed: bool = 
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
-@pytest.mark.parametrize("mix", [multiplied, multiplied_in_blocks])
+@pytest.mark.parametrize("mix", [multiplied, multiplied_in_blocks, heads_multiplied])
 def test_a_sum_that_is_multiplied_by_what_divides_it_is_found_behind_a_norm_too(
     mix: Callable[[Tensor, Tensor, Tensor], Tensor], is_normed: bool
 ) -> None:
     (finding,) = examined(mix, is_normed).findings
-    assert finding.message.startswith("of 512 equal tokens the output of Mixer grows by the power 2 of the position")
+    assert "tokens the output of Attention grows by the power 2 of the position" in finding.message
     assert "# here" in linecache.getline(finding.where.file, finding.where.line)
     assert finding.where.module == ("0" if is_normed else "")
 
 
 def test_a_state_that_grows_is_found() -> None:
-    (finding,) = examined(state_with(1.02)).findings
-    assert finding.evidence["power"] > 1.5
+    (finding,) = examined(state_with(1.02), kind=Recurrence).findings
+    assert finding.evidence["power"] > 1
+    assert len(examined(state_with(4.0), kind=Recurrence).findings) == 1
+
+
+@pytest.mark.parametrize("mix", [sum_of_sums, multiplied, gated_twice])
+@pytest.mark.parametrize("kind", [Mixer, Recurrence])
+def test_what_promises_nothing_is_a_note(
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor], kind: type[Attention]
+) -> None:
+    result = examined(mix, kind=kind)
+    assert result.verdict is Verdict.PASS
+    assert len(result.notes) == 1
 
 
 @pytest.mark.parametrize("mix", [attention, running_sum, linear_attention, state_with(0.9), state_with(0.999)])
 def test_a_mean_a_sum_and_a_state_that_forgets_are_silent(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     result = examined(mix)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize("kind", [DistanceAttention, DecayedAttention])
+def test_functions_of_the_position_and_a_decay_beside_its_inverse_are_silent(kind: type[Attention]) -> None:
+    result = examined(attention, kind=kind)
+    assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
 
 
 def test_of_few_tokens_nothing_is_said() -> None:

@@ -131,6 +131,24 @@ def looks_at_a_mean(module: nn.Module, y: Tensor) -> Tensor:
     return context * y
 
 
+def looks_at_the_last(module: nn.Module, y: Tensor) -> Tensor:
+    context = y.exp()
+    context_last = context[:, -1]  # noqa: F841
+    return context * y
+
+
+def normalises_for_nothing(module: nn.Module, y: Tensor) -> Tensor:
+    weights = y.exp()
+    weights_normed = weights / weights.sum(-1, keepdim=True)  # noqa: F841
+    return weights * y
+
+
+def writes_through_a_view(module: nn.Module, y: Tensor) -> Tensor:
+    scaled = y * 1
+    scaled_even = scaled[..., ::2].mul_(2.0)  # noqa: F841
+    return scaled.tanh()
+
+
 def made_of_another_name(module: nn.Module, y: Tensor) -> Tensor:
     context = y.exp()
     contexts = context.cumsum(1)  # noqa: F841
@@ -265,7 +283,12 @@ def test_a_value_that_is_dropped_where_no_pass_comes_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("then", "name"),
-    [(sums_for_nothing, "summed"), (looks_at_a_mean, "context_mean"), (made_of_another_name, "contexts")],
+    [
+        (sums_for_nothing, "summed"),
+        (looks_at_a_mean, "context_mean"),
+        (looks_at_the_last, "context_last"),
+        (made_of_another_name, "contexts"),
+    ],
 )
 def test_a_variable_that_nothing_reads_is_a_note(then: Callable[[nn.Module, Tensor], Tensor], name: str) -> None:
     result = examined(then)
@@ -284,6 +307,7 @@ def test_a_variable_that_nothing_reads_is_a_note(then: Callable[[nn.Module, Tens
             "y.masked_fill(hidden, 0.0)",
         ),
         (goes_on_with_the_attribute, "reads module.weight in its place", "weight = module.weight.exp()"),
+        (normalises_for_nothing, "reads weights in its place", "weights_normed = weights / weights.sum"),
         (goes_on_with_the_forerunner, "reads context in its place", "context_cumsum = context.cumsum(1)"),
         (overwritten, "mixed is computed in every pass, and nothing reads it; line", "mixed = y.softmax(1) * y"),
         (
@@ -313,6 +337,7 @@ def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
         may_return_weights,
         keeps_weights,
         writes_in_place,
+        writes_through_a_view,
         counts_up,
         discards,
         overwritten_where_it_is_read,

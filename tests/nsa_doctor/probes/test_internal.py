@@ -215,6 +215,12 @@ def hand_written_nodes_are_known() -> None:
     assert internal.function_of(None) is None
 
 
+def shapes_of_nodes_are_known() -> None:
+    assert internal.shape_of(leaf(2, 3).exp().grad_fn) == (2, 3)
+    assert internal.shape_of(leaf(2, 3).exp().sum(1).grad_fn.next_functions[0][0]) == (2, 3)
+    assert internal.shape_of(object()) is None
+
+
 def a_softmax_is_known_by_its_shape() -> None:
     assert internal.softmax_of(leaf(2, 3, 1).softmax(-2).grad_fn)[0] == (2, 3, 1)
     assert internal.softmax_of(leaf(2, 3, 1).softmax(1).grad_fn)[1] == 1
@@ -354,6 +360,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "number_of": (nodes_are_numbered, "a node of backward is not traced to its forward line (NAN102, PRF301)"),
     "next_number": (nodes_are_numbered, "a graph of an earlier call is not distinguished from a new one (GRD403)"),
     "function_of": (hand_written_nodes_are_known, "backward by hand is not blamed (GRD101, GRD107)"),
+    "shape_of": (shapes_of_nodes_are_known, "what a value was made of is not read in its place (GRD213)"),
     "softmax_of": (a_softmax_is_known_by_its_shape, "a softmax over one element is not named (GRD202)"),
     "graph_compiler": (graphs_are_compiled_by_name, "no module is compared with what torch.compile makes (FWD228)"),
     "is_registered_by_a_user": (operators_of_users_are_known, "a wrong operator is not blamed once compiled (FWD228)"),

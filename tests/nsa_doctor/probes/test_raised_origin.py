@@ -1,5 +1,6 @@
 """Where an operation that raises has what it was given from."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
@@ -164,3 +165,71 @@ def test_who_makes_the_part_that_raises_is_named() -> None:
         f"(called at test_raised_origin.py:{Holder.__init__.__code__.co_firstlineno + 2})"
         in measurement.trouble.message
     )
+
+
+class UnprintableError(Exception):
+    """An exception that cannot be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("not printed")
+
+
+class Refusing:
+    """Something that a function of torch hands the call to, and that raises."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        raise UnprintableError
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda module, x: torch.add(module.project(x), Refusing()),
+        lambda module, x: torch.add(x, torch.nested.nested_tensor([x[0], x[0, :3]]) * 2),
+        lambda module, x: module.project(x).apply_(lambda value: 1 // 0),
+    ],
+)
+def test_what_cannot_be_looked_at_ends_nothing(mix: Callable[[Attention, Tensor], Tensor]) -> None:
+    assert len(trails(lambda: Attention(mix))) <= 1
+
+
+class Deep(nn.Module):
+    """Many layers, and a recurrence whose states are stacked, one of them misshapen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(48)])
+
+    def heads(self, x: Tensor, number: int) -> Tensor:
+        return x.unflatten(-1, (number, -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, state = [], x[:, 0]
+        for step in range(x.shape[1]):
+            for layer in self.layers:
+                state = layer(state).tanh()
+            states.append(state if step else state[:, :-1])
+        y = torch.stack(states, 1)
+        return self.heads(y, 2) + self.heads(y, 4)
+
+
+class Apart(Deep):
+    """The same method, called by two lines."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        coarse = self.heads(x, 2)
+        fine = self.heads(x, 4)
+        return coarse + fine
+
+
+def test_a_long_pass_is_followed_in_no_time() -> None:
+    begun = time.process_time()
+    assert origin(Deep, length=24).given
+    assert time.process_time() - begun < 10
+
+
+def test_a_method_is_named_with_who_calls_it() -> None:
+    found, method = trails(Apart), Deep.heads.__code__.co_firstlineno + 1
+    first = Apart.forward.__code__.co_firstlineno + 1
+    assert found == [[here(first), here(method)], [here(first + 1), here(method)]]
