@@ -23,6 +23,9 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _MEANT = re.compile(r"pos|position|positions|positional|posemb|posenc|rope|rotary|alibi|sinusoid|sinusoidal|sinusoids")
 _SHORT = re.compile(r"pe|wpe")  # of tables
 _OTHERWISE = {"wise", "positionwise", "ffn", "weight", "pool"}  # a layer for each position, a weight of positives
+_OF_TIME = re.compile(
+    r"(to_)?(time|timestep|t|noise|noise_level|sigma|diffusion_step)s?_?(mlp|emb\w*|cond\w*|proj\w*)\d*"
+)
 _LENGTHS = (19, 67)
 _NOISE = 1e-9  # of float64, beside the largest output
 
@@ -184,9 +187,14 @@ def _other_values(tables: list[Tensor], chance: torch.Generator) -> Iterator[Non
 
 
 def modules_of_positions(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The parts that are named after positions, or whose class is, by their paths."""
+    """The parts that are named after positions, or whose class is, by their paths.
+
+    Not what a part around it has for a time or an amount of noise, which sines tell as they tell a place.
+    """
     for path, module in root.named_modules():
         name = path.rpartition(".")[2]
+        if any(_OF_TIME.fullmatch(part) for part in path.split(".")):
+            continue
         if module is not root and (_is_of_positions(name, _SHORT) or _is_of_positions(type(module).__name__)):
             yield path, module
 

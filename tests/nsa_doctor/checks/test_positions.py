@@ -199,6 +199,27 @@ def examined(make: Callable[[], nn.Module], seed: int = 0, kind: str = "tokens")
     return run_check(registry.load("FWD229"), subject)
 
 
+class SinusoidalPosEmb(nn.Module):
+    """Sines of a number for each token."""
+
+    def forward(self, t: Tensor) -> Tensor:
+        angles = t[..., None] * 10 ** -torch.arange(WIDTH // 2).to(t)
+        return torch.cat((angles.sin(), angles.cos()), -1)
+
+
+class Denoises(nn.Module):
+    """Each token by itself, of which the amount of noise is given; how it is called is given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.of_time, self.embedding = name, nn.Embedding(VOCABULARY, WIDTH)
+        self.add_module(name, nn.Sequential(SinusoidalPosEmb()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embedding(x)
+        return (y + getattr(self, self.of_time)(torch.ones_like(y[..., 0]))) @ self.embedding.weight.T
+
+
 HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "turned, causal": lambda: Model(*(Attention(is_causal=True, turns=True) for _ in range(2))),
     "turned, an encoder": lambda: Model(*(Attention(is_causal=False, turns=True) for _ in range(2))),
@@ -208,7 +229,12 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "a gate of zero": Gated,
     "a mask made by vmap": Vectorised,
 }
-NOTHING_TO_SAY: dict[str, Callable[[], nn.Module]] = {"a bag of tokens": NoPositions, "a learned table": Learned}
+NOTHING_TO_SAY: dict[str, Callable[[], nn.Module]] = {
+    "a bag of tokens": NoPositions,
+    "a learned table": Learned,
+    "a time": lambda: Denoises("time_mlp"),
+    "an amount of noise": lambda: Denoises("noise_level_embedding"),
+}
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -253,3 +279,8 @@ def test_a_rotation_of_heads_in_place_of_tokens_is_found(is_causal: bool) -> Non
     assert Path(finding.where.file).read_text().splitlines()[finding.where.line - 1].endswith("# here")
     healthy = examined(lambda: Heads(is_causal, turns_tokens=True), kind="embeddings")
     assert (healthy.verdict, healthy.findings) == (Verdict.PASS, ())
+
+
+def test_sines_that_are_no_times_and_the_same_for_all_tokens_are_found() -> None:
+    (finding,) = examined(lambda: Denoises("place")).findings
+    assert "although place.0 is used" in finding.message
