@@ -102,9 +102,7 @@ def test_second_choices_in_slots_that_are_taken_are_found(numbered: Numbering, d
     assert is_marked(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize(
-    "build", [lambda: Mixture(by_sums), lambda: Mixture(by_sums, capacity=9), Merging, Projected], ids=str
-)
+@pytest.mark.parametrize("build", [lambda: Mixture(by_sums), lambda: Mixture(by_sums, capacity=9), Merging, Projected])
 def test_a_slot_for_each_token_a_mean_and_a_projection_are_silent(build: Callable[[], nn.Module]) -> None:
     result = examined(build)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
