@@ -193,7 +193,7 @@ class Diagnosis:
     """The births found by tracing one point; none and a `reason` when tracing could not show any.
 
     num_operations: those of all traced passes, for the time that they took. Of a point that raises, `raised` says
-    where from.
+    who called the line that does, and where it has what it is given from.
     """
 
     point: Point

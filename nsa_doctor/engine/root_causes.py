@@ -31,7 +31,7 @@ TROUBLE_FACTS: Mapping[TroubleKind, Fact] = {
 class RootCause:
     """Measurements with one cause: births on one line, a trouble, or (when tracing found nothing) neither.
 
-    `raised` says of what raises where from.
+    `raised` says who called the line that raises, and where it has what it is given from.
     """
 
     measurements: list[Measurement] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """FWD101 raises-on-valid-input
 
-Detects: an exception from the subject's own code, forward or backward, at a length it must serve.
+Detects: an exception from the subject's own code, forward or backward, at a length it must serve. Beside the line that
+raises stand who called it and, of a function of torch's in forward, the lines that made what it was given.
 Matters: the length comes up in training: the last batch, a shorter document, a longer context.
 Fix: look at the line named; block sizes that must divide the length are the usual cause.
 
