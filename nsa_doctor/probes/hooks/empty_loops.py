@@ -125,9 +125,10 @@ def _wrong_way(numbers: ast.Call) -> ast.expr | None:
 
 
 def _may_be_negative(node: ast.AST) -> bool:
-    """Whether it is meant to be: or a call, which is not made once more."""
+    """Whether it is meant to be, or is a call, which is not made once more: of `len` alone."""
     is_less = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and _literal(node.right) is None
-    return is_less or isinstance(node, (ast.UnaryOp, ast.Call, ast.NamedExpr, ast.Await))
+    is_call = isinstance(node, ast.Call) and ast.unparse(node.func) != "len"
+    return is_less or is_call or isinstance(node, (ast.UnaryOp, ast.NamedExpr, ast.Await))
 
 
 def _literal(node: ast.expr) -> int | None:

@@ -38,6 +38,14 @@ class StopsBeforeZero(Layer):
         return y
 
 
+class CountsItsParts(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [1, 2, 3]
+        for number in range(len(self.parts) - 1, -1):  # here
+            self.size += number
+
+
 class CountsInReverse(Layer):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -132,6 +140,7 @@ UPWARDS, DOWNWARDS = "upwards to 0", "downwards from 0"
 WRONG = [
     (PairsNothing, UPWARDS),
     (StopsBeforeZero, UPWARDS),
+    (CountsItsParts, UPWARDS),
     (CountsInReverse, UPWARDS),
     (GoesBackFromZero, DOWNWARDS),
 ]
