@@ -1,9 +1,7 @@
 """Loops over numbers that count the wrong way, which a run has come to and never gone through."""
 
 import ast
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -14,6 +12,7 @@ from torch import nn
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.attribute_lines import methods_of
+from nsa_doctor.probes.hooks.reached_lines import traced_by
 
 _AROUND = ("enumerate", "iter", "list", "reversed", "tqdm", "tuple")  # of a range, and of as many turns
 
@@ -84,15 +83,8 @@ def followed(loops: list[CountedLoop]) -> Iterator[None]:
                 loop.has_run |= frame.f_lineno in loop.body
         return follow
 
-    before = sys.gettrace()
-    trace: Callable[..., Any] = called
-    threading.settrace(trace)
-    sys.settrace(trace)
-    try:
+    with traced_by(called):
         yield
-    finally:
-        sys.settrace(before)
-        threading.settrace(before)
 
 
 def _value(expression: CodeType, frame: FrameType) -> Any:

@@ -27,11 +27,18 @@ def reached_lines(is_own: Callable[[str], bool]) -> Iterator[Lines]:
             found.add(frame.f_lineno)
         return follow
 
+    with traced_by(called):
+        yield lines
+
+
+@contextmanager
+def traced_by(called: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    """Have Python ask, in this thread and in those that begin in the region, at every call how to trace it."""
     before = sys.gettrace()
     threading.settrace(called)
     sys.settrace(called)
     try:
-        yield lines
+        yield
     finally:
         sys.settrace(before)
         threading.settrace(before)

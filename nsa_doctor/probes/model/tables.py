@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
+from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors
+from nsa_doctor.probes.model.device_ledger import memory_key
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 _ENDS = (TorchError.INDEX_OUT_OF_RANGE, TorchError.SIZES_DIFFER)
@@ -55,8 +56,8 @@ def _watched(call: Callable[[], object]) -> tuple["_LastRaise", BaseException | 
 
 
 def _among(module: nn.Module, given: Sequence[Tensor]) -> Iterator[Table]:
-    addresses = {_address(tensor) for tensor in given} - {0}
-    return (Table(name, tuple(own.shape)) for name, own in _tables(module) if _address(own) in addresses)
+    keys = {memory_key(tensor) for tensor in given} - {0}
+    return (Table(name, tuple(own.shape)) for name, own in _tables(module) if memory_key(own) in keys)
 
 
 class _LastRaise(TorchFunctionMode):
@@ -94,9 +95,3 @@ def _tables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
     yield from ((f"{each.module}.{each.way}".removeprefix("."), each.tensor) for each in attribute_tensors(module))
-
-
-def _address(tensor: Tensor) -> int:
-    """The same for a tensor and its views; 0 of what has no memory of its own, or none that can be seen."""
-    address = attempt(lambda: tensor.untyped_storage().data_ptr())
-    return 0 if isinstance(address, Caught) else address
