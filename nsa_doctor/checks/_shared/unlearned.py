@@ -208,8 +208,16 @@ def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, inf
     is_used = bool(watch.place_of(parameter).file)
     is_left_out = is_used and not watch.reaches([*outputs, *_kept(sp.module)]) and not influence.of_large(parameter)
     if is_left_out and all(_is_left_out(sp, parameter, length) for length in _LONGER):
-        return Unlearned((name,), watch.place_of(parameter), "nothing computed from it reaches the output")
+        return _thrown_away(name, watch.place_of(parameter), watch.last_unread)
     return None
+
+
+def _thrown_away(name: str, used: Place, last: Place) -> Unlearned:
+    """What is computed from a parameter and read by nothing, at the line that makes the last of it."""
+    reason = "nothing computed from it reaches the output"
+    if not last.file or (last.file, last.line) == (used.file, used.line):
+        return Unlearned((name,), used, reason)
+    return Unlearned((name,), last, f"{reason}; the last of it is made here, and read by nothing")
 
 
 def _reached_by_kept_losses(module: nn.Module) -> set[int]:

@@ -56,6 +56,7 @@ class PathWatch:
         self._mode = _EveryFunction(self)
         self._is_inside = False
         self._followed = {id(tensor): _Followed(tensor) for tensor in followed}
+        self._unread: dict[int, Place] = {}
 
     def know(self, module: nn.Module) -> None:
         """Learn the names of the subject's modules."""
@@ -85,6 +86,11 @@ class PathWatch:
         """Whether anything computed from what is followed flows into one of these, through indices and masks too."""
         return any(id(tensor) in self._followed for tensor in tensors)
 
+    @property
+    def last_unread(self) -> Place:
+        """Where the last value was made that comes of what is followed and that nothing was computed from."""
+        return next(reversed(self._unread.values()), Place())
+
     def place_of(self, tensor: Tensor) -> Place:
         """Where a tensor that was there before the pass, or a leaf, was used first."""
         return self.uses.get(id(tensor), Place())
@@ -110,7 +116,8 @@ class PathWatch:
     def _note(self, name: str, arguments: Any, result: Any) -> None:
         given = tensors_in(arguments)
         for leaf in given:
-            if leaf.requires_grad and id(leaf) not in self.uses and id(leaf) not in self._made:
+            is_used = bool(self.place_of(leaf).file)  # what looks at it from without has no place
+            if leaf.requires_grad and not is_used and (id(leaf) in self.uses or id(leaf) not in self._made):
                 self.uses[id(leaf)], self._made[id(leaf)] = self._places.here()[0], leaf
         made = tensors_in(result)
         self._made |= {id(output): output for output in made}  # kept, or an address could be given to another
@@ -135,8 +142,14 @@ class PathWatch:
             self.cuts.append(Cut(name, self._places.here()[0], is_decision))
         for output in made:
             self._followed[id(output)] = _Followed(output, cuts, smooth if _is_number(output) else frozenset())
+        self._read(given if made else [], made)
         if not made and given and (name == "__setitem__" or name.endswith("_")):
             self._followed[id(given[0])] = _Followed(given[0], cuts, smooth)
+
+    def _read(self, given: list[Tensor], made: list[Tensor]) -> None:
+        for each in given:
+            self._unread.pop(id(each), None)
+        self._unread |= dict.fromkeys(map(id, made), self._places.here()[0])
 
     def _apply(self, name: str, run: Callable[[], Any], args: tuple[Any, ...]) -> Any:
         """A custom Function computes without gradients inside; what it gives out is what counts."""

@@ -90,6 +90,17 @@ class _ThrownAway(nn.Module):
         return self.up(x)
 
 
+class _ThrownAwayLater(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.up = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.second(self.first(x).tanh())
+        state = state + state.mean(1, keepdim=True)  # here
+        return self.up(x)
+
+
 class _NoGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
@@ -257,6 +268,7 @@ scale_as_number = lambda: Host(_ScaleAsNumber())  # noqa: E731
 through_numpy = lambda: Host(_ThroughNumpy())  # noqa: E731
 switch = lambda: Host(_Switch())  # noqa: E731
 thrown_away = lambda: Host(_ThrownAway())  # noqa: E731
+thrown_away_later = lambda: Host(_ThrownAwayLater())  # noqa: E731
 forgotten_in_backward = lambda: Host(_ForgottenInBackward())  # noqa: E731
 token_model = _TokenModel
 zero_hook = lambda: Host(_ZeroHook())  # noqa: E731

@@ -24,6 +24,7 @@ FAULTY = [  # name, the one code that finds it, module, what the message says
     ("through_numpy", "GRD201", "part", "detach cuts the way back"),
     ("switch", "GRD201", "part", "through a comparison"),
     ("thrown_away", "GRD201", "part.gate", "nothing computed from it reaches the output"),
+    ("thrown_away_later", "GRD201", "part", "4 parameters (part.first.weight, part.first.bias, part.second.weight, …)"),
     ("forgotten_in_backward", "GRD201", "part", "part.weight"),
     ("token_model", "GRD201", "", "positions"),
     ("zero_hook", "GRD202", "part.linear", "2 parameters"),
