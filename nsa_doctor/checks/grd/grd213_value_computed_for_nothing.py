@@ -3,8 +3,9 @@
 Detects: a value that parameters or the input are computed into in every pass and that nothing reads, while no output
 depends on it: the value of `x.exp()` where `x.exp_()` or `x = x.exp()` was meant, a variable made of an attribute, or
 of a variable whose name it has with a word more (`scores_masked` of `scores`), where the function goes on with that, or
-one that is given another value before anything reads it. So is `scores.masked_fill(…)` by itself in any method of its
-modules, which no pass need come to. Any other variable that nothing reads is a note.
+one that is given another value before anything reads it. So are, in any method of its modules, which no pass need come
+to, `scores.masked_fill(…)` by itself and a changed copy of a variable that is read afterwards in its place, as
+`masked = torch.where(hidden, mask_id, ids)` is. Any other variable that nothing reads is a note.
 Matters: the next line often reads another variable in its place: a sum over earlier tokens that is made and left out.
 Fix: read it where it is meant, or remove the line.
 
@@ -45,13 +46,19 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     wrong = [(each, "is computed in every pass, and nothing reads it") for each in found.values() if each.instead]
     lines = {each.place.line_text for each, _ in wrong}
     dropped = [each for each in dropped_in(subject.build(subject.seed)) if each.place.line_text not in lines]
-    wrong += [(each, "stands by itself in a method that no pass need come to") for each in dropped]
+    wrong += [(each, f"{_dropped(each)} in a method that no pass need come to") for each in dropped]
+    lines |= {each.place.line_text for each in dropped}
     for each, how in wrong[:MOST_FINDINGS]:
         message = f"{each.name} {how}; {each.instead}"
         evidence = {"value": each.name}
         yield Finding(message=message, where=each.place, evidence=evidence, repro=command_for(subject, "GRD213"))
-    for each in [each for each in found.values() if not each.instead][:MOST_FINDINGS]:
+    rest = [each for each in found.values() if not each.instead and each.place.line_text not in lines]
+    for each in rest[:MOST_FINDINGS]:
         yield Note(message=f"{each.name} is computed in every pass, and nothing reads it", where=each.place)
+
+
+def _dropped(unread: Unread) -> str:
+    return "is read by nothing" if unread.name.isidentifier() else "stands by itself"
 
 
 def _unread(subject: Subject, mode: Mode, length: int) -> dict[tuple[str, str], Unread]:

@@ -26,6 +26,16 @@ _OF_TENSORS = frozenset(
 )
 
 
+# What gives a changed copy of what it is called on, value for value, or in another order.
+_CHANGING = _OF_TENSORS - {"unsqueeze", "fill_diagonal"} | frozenset(
+    {
+        *("where", "index_put", "scatter", "roll", "flip", "clamp", "clip", "dropout", "normalize", "layer_norm"),
+        *("rms_norm", "batch_norm", "group_norm", "log_softmax", "sigmoid", "tanh", "relu", "gelu", "silu", "softplus"),
+    }
+)
+_LIBRARIES = ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
+
+
 @dataclass(frozen=True)
 class Unread:
     """A variable, or an expression whose value goes nowhere; `instead` says what was meant or is read in its place."""
@@ -53,7 +63,8 @@ def unread_at(lines: Iterable[tuple[Place, Collection[str], bool]]) -> Iterator[
 
 
 def dropped_in(module: nn.Module) -> Iterator[Unread]:
-    """Calls of an operation of tensors alone whose value is dropped, in methods of these modules, run or not.
+    """Values that methods of these modules drop, run or not: of calls of an operation of tensors alone, and changed
+    copies of a variable with which the method goes on instead.
 
     What is called on an attribute may be anything, and what is tried by itself may be meant to raise.
     """
@@ -61,17 +72,51 @@ def dropped_in(module: nn.Module) -> Iterator[Unread]:
     found: dict[tuple[str, int], Unread] = {}
     for part in kinds.values():
         for file, method in methods_of(part):
-            tried = {id(node.body[0]) for node in ast.walk(method) if isinstance(node, ast.Try)}
-            for node in ast.walk(method):
-                call = node.value if isinstance(node, ast.Expr) and id(node) not in tried else None
-                if (
-                    isinstance(call, ast.Call)
-                    and isinstance(call.func, ast.Attribute)
-                    and _is_of_tensor(call, call.func)
-                ):
-                    place = Place(file=file, line=call.lineno, function=method.name)
-                    found[file, call.lineno] = Unread(_shortened(call), place, _in_place(call.func.attr))
+            for node, name, instead in (*_calls_dropped(method), *_copies_dropped(method)):
+                place = Place(file=file, line=node.lineno, function=method.name)
+                found[file, node.lineno] = Unread(name, place, instead)
     yield from found.values()
+
+
+def _calls_dropped(method: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
+    tried = {id(node.body[0]) for node in ast.walk(method) if isinstance(node, ast.Try)}
+    for node in ast.walk(method):
+        call = node.value if isinstance(node, ast.Expr) and id(node) not in tried else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and _is_of_tensor(call, call.func):
+            yield call, _shortened(call), _in_place(call.func.attr)
+
+
+def _copies_dropped(method: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
+    named = [node for node in ast.walk(method) if isinstance(node, ast.Name)]
+    read = {node.id for node in named if not isinstance(node.ctx, ast.Store)}
+    if read & set(READING_ALL):
+        return
+    shared = [node for node in ast.walk(method) if isinstance(node, (ast.Global, ast.Nonlocal, ast.AugAssign))]
+    kept = read.union(*(_names_of(node) for node in shared))
+    own = {node.arg for node in ast.walk(method) if isinstance(node, ast.arg)}
+    own |= {node.id for node in named if isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(method):
+        target = _target(node)
+        if target is None or target in kept or target.startswith("_") or not isinstance(node, ast.stmt):
+            continue
+        of = _changed_by(getattr(node, "value", None)) & own - {"self", "cls"}
+        later = [each for each in named if isinstance(each.ctx, ast.Load) and each.id in of]
+        later = [each for each in later if each.lineno > (node.end_lineno or node.lineno)]
+        first = min(later, key=lambda each: each.lineno, default=None)
+        if first is not None:
+            yield node, target, f"line {first.lineno} reads {first.id} in its place"
+
+
+def _changed_by(call: ast.expr | None) -> set[str]:
+    """The variables of which a call gives a changed copy."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _CHANGING:
+        return set()
+    if {each.arg for each in call.keywords} & {"inplace", "out"}:
+        return set()
+    library = ast.unparse(call.func.value)
+    given = [*call.args] if library in _LIBRARIES else [call.func.value, *call.args]
+    of = given[1:3] if call.func.attr == "where" and library in _LIBRARIES else given[:1]
+    return {each.id for each in of if isinstance(each, ast.Name)}
 
 
 def _is_of_tensor(call: ast.Call, function: ast.Attribute) -> bool:

@@ -1,0 +1,61 @@
+"""A changed copy of a variable, which nothing reads, while the method goes on with the variable."""
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+WIDTH = 8
+
+
+class Corrupting(nn.Module):
+    """Learns to fill in tokens that are hidden from it; one loss hides them and goes on with all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.where = lambda *given: given[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(x)
+
+    def loss(self, ids: Tensor, hidden: Tensor) -> Tensor:
+        given = torch.where(hidden, 0.0, ids)  # noqa: F841
+        return (self(ids) - ids)[hidden].sum()
+
+    def rolled(self, ids: Tensor) -> Tensor:
+        labels = ids.roll(-1, 1)
+        return (self(ids) - labels).sum()
+
+    def positions(self, ids: Tensor) -> Tensor:
+        where = self.where(ids)  # noqa: F841
+        shown = torch.where(ids > 0)  # noqa: F841
+        kept = torch.where(ids > 0, ids, 0.0)
+        total = torch.relu(ids).sum()  # noqa: F841
+        given = torch.relu(ids, out=kept)  # noqa: F841
+        _checked = torch.relu(ids)
+        kept += ids
+        return self(ids)
+
+    def named(self, ids: Tensor) -> dict[str, Tensor]:
+        given = torch.relu(ids)
+        return {**locals(), "ids": ids}
+
+
+def test_a_changed_copy_that_nothing_reads_is_found_in_a_method_that_no_pass_comes_to() -> None:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: Corrupting(),
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+    )
+    (finding,) = run_check(registry.load("GRD213"), subject).findings
+    line = Corrupting.loss.__code__.co_firstlineno + 1
+    assert finding.message == (
+        f"given is read by nothing in a method that no pass need come to; line {line + 1} reads ids in its place"
+    )
+    assert finding.where.line == line
