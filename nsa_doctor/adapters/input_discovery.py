@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from nsa_doctor.subject.contract import InputKind, Subject, SubjectUnusableError
 _MOST_LENGTHS_ASKED = 2
 WHOLE_IN_MANY = 960  # for what serves whole multiples of its block alone, of any usual size
 _NUMBERS = re.compile(r"\d+")
-_OF_THE_INPUT = re.compile(  # or of the machine
-    r"shape|size|dim|channel|mat[12]|broadcast|expected|length|\bd?type\b|'Tensor' object|cuda|cpu|device|implement|"
-    r"install|compil",
+_OF_THE_MACHINE = re.compile(r"cuda|cpu|device|implement|install|compil", re.IGNORECASE)
+_OF_THE_INPUT = re.compile(
+    r"shape|size|dim|channel|mat[12]|broadcast|expected|length|\bd?type\b|'Tensor' object|" + _OF_THE_MACHINE.pattern,
     re.IGNORECASE,
 )
 _OF_THE_WAY = (TypeError, LookupError, ImportError, NotImplementedError)
@@ -72,7 +73,8 @@ def ask(
     One whose output is wrong comes next, then one about which the module itself complains, unless it takes in another,
     then one that it takes in and fails on later, then any where what it raises has nothing to do with what it is given:
     those are findings.
-    Raises SubjectUnusableError when none of that holds; with `is_declared` the user answers for the guess.
+    Raises SubjectUnusableError when none of that holds; with `is_declared` the user answers for the guess, and where
+    tokens alone are guessed for their being tokens.
     """
     if len(guesses) == 1 and is_declared:
         return guesses[0]
@@ -102,12 +104,33 @@ def ask(
         return guesses[0]
     if (whatever := _raises_whatever_is_given(failures, module)) is not None:
         return whatever
-    guess, failure = failures[0]
+    if _are_of_no_other_vocabulary(failures):
+        return guesses[0]
+    first = {guess.input: (guess, failure) for guess, failure in reversed(failures)}
+    raised = "; ".join(_raised(guess, failure) for guess, failure in (first[kind] for kind in sorted(first)))
     raise SubjectUnusableError(
-        f"subject {guess.name} takes neither embeddings [1, S, width] nor token ids [1, S] as they were guessed; given "
-        f"{guess.input} of width {guess.width} it raises {failure.caught.sentence}; say what it takes with --input and "
-        "--width"
+        f"subject {failures[0][0].name} takes neither embeddings [1, S, width] nor token ids [1, S] as they were "
+        f"guessed; {raised}; say what it takes with --input and --width"
     )
+
+
+def _are_of_no_other_vocabulary(failures: Sequence[tuple[Subject, SubjectFailedError]]) -> bool:
+    """Whether tokens were asked for, and its own code raises what no other vocabulary would cure."""
+
+    def is_own(guess: Subject, error: BaseException) -> bool:
+        has_line = FrameFilter(guess.packages).of_traceback(error.__traceback__) is not None
+        is_answer = isinstance(error, (IndexError, ImportError, NotImplementedError)) or "'Tensor' object" in str(error)
+        is_asked_otherwise = isinstance(error, TypeError) and "argument" in str(error)
+        return has_line and not (is_answer or is_asked_otherwise or _OF_THE_MACHINE.search(str(error)))
+
+    return all(guess.input == "tokens" and is_own(guess, failure.caught.error) for guess, failure in failures)
+
+
+def _raised(guess: Subject, failure: SubjectFailedError) -> str:
+    """What it raises for this guess, and where."""
+    line = FrameFilter(guess.packages).of_traceback(failure.caught.error.__traceback__)
+    where = f" at {PurePath(line.file).name}:{line.line}" if line is not None else ""
+    return f"given {guess.input} of width {guess.width} it raises {failure.caught.sentence}{where}"
 
 
 def lightest_mode(guess: Subject) -> Mode:

@@ -1,5 +1,6 @@
 """Modules that raise for every input, by their own fault or for want of another; parameters that nobody can read."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -82,6 +83,48 @@ class _Unreadable(nn.Parameter):
         if func.__name__ != "__get__":
             raise TypeError(f"apply {func} to its .tensor")
         return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _forgets_to_embed(x: torch.Tensor) -> torch.Tensor:
+    return x @ torch.ones(16, 16)
+
+
+def _wants_a_mask(x: torch.Tensor) -> torch.Tensor:
+    return _with_mask(x)  # type: ignore[call-arg]
+
+
+def _with_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x * mask
+
+
+@pytest.mark.parametrize(
+    ("compute", "is_failure"),
+    [
+        (_forgets_to_embed, True),
+        (_reads_nothing, True),
+        (_wants_another, False),
+        (_wants_a_mask, False),
+        (_wants_a_gpu, False),
+        (_wants_a_package, False),
+    ],
+)
+def test_what_raises_of_tokens_that_a_user_speaks_of_is_a_failure_of_the_subject(
+    compute: Callable[[torch.Tensor], torch.Tensor], is_failure: bool
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(64, 16)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return compute(ids)
+
+    request = SubjectRequest(spec="tests:make", input="tokens", lengths=(3, 5))
+    if is_failure:
+        assert adapt(request, Model).width == 64
+        return
+    with pytest.raises(SubjectUnusableError, match=r"given tokens of width 64 it raises .*\.py:\d+; say"):
+        adapt(request, Model)
 
 
 def test_a_parameter_that_cannot_be_read_is_refused_by_name() -> None:
