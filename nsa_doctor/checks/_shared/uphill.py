@@ -4,9 +4,11 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
@@ -22,12 +24,24 @@ _LEAST, _MOST = 0.1, 10.0  # times what is due: a loop may return a mean where i
 def uphill(subject: Subject, length: int) -> Iterator[Finding]:
     """The finding of GRD206 where a loop, which has a rate of its own, climbs in its first two steps.
 
+    A rate below zero climbs, whatever else does.
+
     It climbs where no parameter moves against its gradient and some move along it, where a small move along the
     gradients adds to the returned loss what it has to (so that they are gradients of that loss), and a small part of
     what the step moves does too. Where several losses are played against each other, some parameters descend.
     """
     begun = BegunLoop.of(subject)
-    (first, given), (second, given_then) = (_stepped(begun, length, subject.seed) for _ in range(2))
+    with _below_zero() as rates:
+        (first, given), (second, given_then) = (_stepped(begun, length, subject.seed) for _ in range(2))
+    if rates:
+        yield Finding(
+            message=f"an optimizer steps at a rate of {min(rates):.2g}, below zero, within the first two steps at "
+            f"S={length}: it climbs",
+            where=begun.place_of(begun.loop.step),
+            evidence={"length": length, "rate": min(rates)},
+            repro=command_for(subject, "GRD206"),
+        )
+        return
     change = _moves(first)
     if not (
         math.isfinite(first.loss) and first.loss and _is_along(change, given) and _is_along(_moves(second), given_then)
@@ -55,6 +69,22 @@ def _stepped(begun: BegunLoop, length: int, seed: int) -> tuple[Step, dict[str, 
     with _delivered(begun) as given:
         step = begun.step(begun.batches(length, 0), seed)
     return step, {name: gradient for name, gradient in given.items() if name in step.before}
+
+
+@contextmanager
+def _below_zero() -> Iterator[list[float]]:
+    """The rates below zero at which optimizers step meanwhile; one that maximises is left alone."""
+    rates: list[float] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        named = (group.get("lr") for group in optimizer.param_groups if not group.get("maximize"))
+        rates.extend(float(each) for each in named if isinstance(each, (int, float, Tensor)) and float(each) < 0)
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        yield rates
+    finally:
+        hook.remove()
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """GRD206 step-climbs
 
 Detects: a training step after which the loss on the very same batch is higher, in proportion to the learning rate; a
-    loop whose steps go along the gradient of the loss that it returns. Where what is returned falls with what is
-    differentiated, as a reward does, nothing is said.
+    loop whose steps go along the gradient of the loss that it returns, or at a rate below zero. Where what is returned
+    falls with what is differentiated, as a reward does, nothing is said.
 Matters: descent by a small enough step lowers the loss; one that climbs follows a sign that is flipped.
 Fix: look for a minus in the loss, in the update or in a gradient hook that does not belong there.
 
