@@ -59,7 +59,9 @@ def _origin(subject: Subject, call: Callable[["_Givers"], object]) -> RaisedOrig
     error = ended.error.caught.error if isinstance(ended.error, SubjectFailedError) else ended.error
     given = attempt(watch.trails) if error is watch.error else ()  # what it was given may be an object of any kind
     called_at = places.caller_of_traceback(error.__traceback__)
-    return RaisedOrigin(called_at=called_at, given=() if isinstance(given, Caught) else given)
+    trails = () if isinstance(given, Caught) else given
+    others = tuple(trail for trail in trails if [each.line_text for each in trail] != [called_at.line_text])
+    return RaisedOrigin(called_at=called_at, given=others)
 
 
 @dataclass(eq=False)
@@ -83,8 +85,10 @@ class _Givers(TorchFunctionMode):
         self.error: BaseException | None = None
         self._places = places
         self._raised_at = Place()
+        self._handed_on: Place | None = None
         self._given: tuple[_Made, ...] = ()
         self._module: nn.Module | None = None
+        self._input: Tensor | None = None
         self._known: dict[int, tuple[weakref.ref[Tensor], _Made]] = {}
 
     @contextmanager
@@ -99,7 +103,7 @@ class _Givers(TorchFunctionMode):
     def know(self, module: nn.Module, x: Tensor | None = None) -> None:
         """Learn the names of the subject's modules."""
         self._places.know(module)
-        self._module = module
+        self._module, self._input = module, x
 
     def follow(self, output: Tensor) -> None:
         """Follow nothing."""
@@ -114,6 +118,7 @@ class _Givers(TorchFunctionMode):
         except Exception as error:
             if error is not self.error:  # the innermost function is the first to raise it
                 self.error, self._raised_at = error, self._places.here()[0]
+                self._handed_on = self._entry()
                 found = attempt(lambda: tuple(map(self._of, given)))
                 self._given = () if isinstance(found, Caught) else found
             raise
@@ -152,7 +157,7 @@ class _Givers(TorchFunctionMode):
             found |= {trail: None for trail in [self._trail(each, is_of_values)] if trail}
             if len(found) == _MOST_TRAILS:
                 break
-        return tuple(found)
+        return tuple(each for each in found if not any(other[: len(each)] == each for other in found if other != each))
 
     def _operands(self) -> Iterator[_Made]:
         """What the line that raised was given: through what it has made of that itself."""
@@ -181,12 +186,35 @@ class _Givers(TorchFunctionMode):
                 other = lines[-1:] if lines and self._is_beside_raise(lines[-1]) else lines
                 found[:0] = [place for place in other if place.file and place.line_text not in known]
             waiting = alike or sorted(each.given, key=lambda one: math.prod(one.shape), reverse=True)
+        if not found and self._handed_on is not None and self._is_input_alone(made):
+            return (self._handed_on,)
         return tuple(found[-_MOST_LINES:])
 
     def _is_beside_raise(self, place: Place) -> bool:
         """Whether a line is of the function that raised: who called that is known."""
         raised = self._raised_at
         return (place.file, place.function) == (raised.file, raised.function)
+
+    def _entry(self) -> Place | None:
+        """Where the subject hands on what it is given, unless that calls the function which raised: that is said."""
+        entry = None if self._module is None else self._places.of_method(self._module)
+        caller = self._places.calling(of_methods=True)
+        return None if entry is None or (caller is not None and caller.line_text == entry.line_text) else entry
+
+    def _is_input_alone(self, made: _Made) -> bool:
+        """Whether it is the input, or made of nothing but that."""
+        waiting, seen = [made], set[_Made]()
+        while waiting and len(seen) < _MOST_STEPS:
+            each = waiting.pop()
+            if each.found is not None and not self._is_input(each.found):
+                return False
+            waiting += [one for one in each.given if one not in seen]
+            seen.add(each)
+        return not waiting and any(each.found is not None for each in seen)
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        x = self._input
+        return x is not None and tensor.dtype == x.dtype and torch.equal(tensor, x)  # a copy is what it is given
 
     def _maker_of(self, tensor: Tensor) -> Trail:
         """The line of a class of the subject that makes the parameter or buffer, or the layer which holds it."""

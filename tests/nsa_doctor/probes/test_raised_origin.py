@@ -142,6 +142,22 @@ def test_what_a_step_raises_is_followed_too() -> None:
     assert found.where.line == line_of(step, 2)
 
 
+class Deeper(nn.Module):
+    """Hands its input, which it should project first, on to what is two calls away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH // 2)
+        self.middle = Attention(lambda module, x: module.table[:, : WIDTH // 2] @ x.transpose(1, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.middle(x)  # here
+
+
+def test_an_input_that_is_handed_on_as_it_came_is_followed_to_who_does_so() -> None:
+    assert [here(Deeper.forward.__code__.co_firstlineno + 1)] in trails(Deeper)
+
+
 class Holder(nn.Module):
     """Hands a layer what it does not take."""
 
