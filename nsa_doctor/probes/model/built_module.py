@@ -1,13 +1,14 @@
 """One built module and how to call it again and again on comparable terms."""
 
+import inspect
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode, Point
-from nsa_doctor.probes.hooks.phase import ask, in_mode
+from nsa_doctor.probes.hooks.phase import ask, in_mode, unobserved
 from nsa_doctor.probes.model.inputs import make_input
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.running_state import rewind
@@ -18,6 +19,8 @@ from nsa_doctor.subject.contract import Subject
 _LENGTH_FOR_TRYING = 17
 _RELATIVE_STEP = 0.1
 _FROM_ZERO = 0.02
+_MOST_KEPT = 8
+_trained: dict[int, tuple[object, bool]] = {}  # by the id of what builds, which is kept alive with it
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,30 @@ def built(
 
 
 def comparable_module(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> BuiltModule:
-    """The subject in float64 where it runs in it, else in its own dtype."""
+    """The subject in float64 where it runs in it, in training too, else in its own dtype."""
     wide = built(subject, dtype="float64", mode=mode, is_randomised=is_randomised)
     try:
         with torch.no_grad():
             output = wide(wide.input(_LENGTH_FOR_TRYING))
     except SubjectFailedError:
         return built(subject, mode=mode, is_randomised=is_randomised)
-    wide_enough = output.dtype == torch.float64
+    wide_enough = output.dtype == torch.float64 and (mode == "train" or _trains_in_float64(subject))
     return wide if wide_enough else built(subject, mode=mode, is_randomised=is_randomised)
+
+
+def _trains_in_float64(subject: Subject) -> bool:
+    """Whether its forward in training, which may do more, takes float64 too; asked once of what builds it."""
+    build = inspect.unwrap(subject.build)
+    if id(build) not in _trained:
+        while len(_trained) >= _MOST_KEPT:
+            del _trained[next(iter(_trained))]
+        with unobserved(), torch.no_grad():
+            wide = attempt(lambda: built(subject, dtype="float64", mode="train"))
+            failed = isinstance(wide, Caught) or isinstance(
+                attempt(lambda: wide(wide.input(_LENGTH_FOR_TRYING))), Caught
+            )
+        _trained[id(build)] = build, not failed
+    return _trained[id(build)][1]
 
 
 def randomise(module: nn.Module, seed: int) -> None:

@@ -5,7 +5,7 @@ finite input of usual size, weights as they were built or moved a little. A chec
 `phase.unobserved`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -70,7 +70,7 @@ class Observer:
     snapshot: Snapshot | None = None
     _kept: dict[tuple[object, ...], Observation] = field(default_factory=dict)
     _num_calls: int = 0
-    _served: set[tuple[str, bool, str]] = field(default_factory=set)
+    _served: set[tuple[str, bool, str, bool]] = field(default_factory=set)
     _last: Call | None = None
     _usual_sizes: Mapping[str, float] | None = None
 
@@ -100,7 +100,7 @@ class Observer:
         call = self._last
         if phase != "backward" or module is None or call is None or module is not call.module:
             return
-        self._served.add((call.dtype, call.has_autocast, "backward"))
+        self._served.add((call.dtype, call.has_autocast, "backward", call.mode == "train"))
         if is_traced():
             return
         gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
@@ -138,7 +138,7 @@ class Observer:
                 self._keep_raised(under, answer)
                 raise answer.error
             if under.is_usual_input:
-                self._served.add((under.dtype, under.has_autocast, seam))
+                self._served.add((under.dtype, under.has_autocast, seam, under.mode == "train"))
             self._judge(under, answer)
             return answer
 
@@ -152,7 +152,7 @@ class Observer:
         if x is None or is_traced():  # where every use of a tensor is seen, looking at one would be a use
             return call
         rows, length = (int(x.shape[0]), int(x.shape[1])) if x.ndim > 1 else (1, 0)
-        dtypes = {str(value.dtype)[6:] for value in module.parameters() if value.is_floating_point()}
+        dtypes = _dtypes([x]) or _dtypes(module.parameters()) or _dtypes(module.buffers())
         return replace(
             call,
             batch=rows,
@@ -202,7 +202,7 @@ class Observer:
         """Whether the subject runs in such a precision: its own, or one in which it has run before."""
         is_own = call.dtype == self.subject.dtype and not call.has_autocast
         what = "backward" if phase == "backward" else call.seam
-        return is_own or (call.dtype, call.has_autocast, what) in self._served
+        return is_own or (call.dtype, call.has_autocast, what, call.mode == "train") in self._served
 
     def _has_usual_weights(self, module: nn.Module) -> bool:
         """Whether all parameters are finite, and none is much larger than when it was built."""
@@ -215,6 +215,10 @@ class Observer:
             size <= _MOST_GROWTH * usual[name] + _MOST_ADDED if name in usual else size < float("inf")
             for name, size in _sizes(module).items()
         )
+
+
+def _dtypes(tensors: Iterable[Tensor]) -> set[str]:
+    return {str(value.dtype)[6:] for value in tensors if value.is_floating_point()}
 
 
 def _sizes(module: nn.Module) -> dict[str, float]:

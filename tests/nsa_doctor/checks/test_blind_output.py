@@ -1,0 +1,111 @@
+"""Modules that answer the same whatever they are asked, and such as may."""
+
+import linecache
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+WIDTH = 8
+
+
+class Quantised(nn.Module):
+    """Each token gives way to the nearest row of a codebook, which training moves towards its tokens in float32."""
+
+    def __init__(self, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.choose = choose
+        self.register_buffer("codebook", torch.randn(16, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = torch.nn.functional.one_hot(torch.cdist(x, self.codebook).argmin(-1), 16).float()
+        out = self.choose(chosen, self.codebook)
+        if self.training:
+            self.codebook.lerp_((chosen.flatten(0, 1).mT @ x.detach().flatten(0, 1)) / 16, 0.01)
+        return x + (out - x).detach() if torch.is_grad_enabled() else out
+
+
+class Sines(nn.Module):
+    """A table of positions, whatever stands there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1]).to(x)[:, None] * self.weight
+        return angles.sin().expand(len(x), -1, -1)
+
+
+class Starting(nn.Module):
+    """An output of zeros, for a start."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.up, self.down, self.scale = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH), scale
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.up(x) * self.scale  # here
+        return self.down(inner.relu())
+
+
+def apart(chosen: Tensor, codebook: Tensor) -> Tensor:
+    return torch.einsum("bni,jd->bnd", chosen, codebook.to(chosen))  # here
+
+
+def together(chosen: Tensor, codebook: Tensor) -> Tensor:
+    return torch.einsum("bnj,jd->bnd", chosen, codebook.to(chosen))
+
+
+def examined(make: Callable[[], nn.Module], code: str = "FWD251", **others: object) -> Result:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        max_length=80,
+        packages=("tests",),
+        **others,  # type: ignore[arg-type]
+    )
+    return run_check(registry.load(code), subject)
+
+
+@pytest.mark.parametrize(
+    ("make", "operation"),
+    [(lambda: Quantised(apart), "sum"), (lambda: Starting(0.0), "mul")],
+    ids=["sums taken apart", "a product with zeros"],
+)
+def test_what_answers_the_same_is_found_at_the_operation_that_loses_it(
+    make: Callable[[], nn.Module], operation: str
+) -> None:
+    (finding,) = examined(make).findings
+    assert finding.message == (
+        "the output is the same for inputs that have nothing in common at S=67; "
+        f"it is lost in {operation}, which gives the same for other values"
+    )
+    assert linecache.getline(finding.where.file, finding.where.line).rstrip().endswith("# here")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Quantised(together), Sines, Starting, nn.Identity],
+    ids=["a codebook", "a table", "zeros to begin with", "nothing"],
+)
+def test_what_reads_its_input_and_what_makes_a_table_is_silent(make: Callable[[], nn.Module]) -> None:
+    result = examined(make)
+    assert not result.findings
+    assert not result.notes
+
+
+@pytest.mark.parametrize("code", ["FWD203", "FWD207", "FWD210", "FWD221"])
+def test_what_training_does_in_one_dtype_alone_is_examined_in_that(code: str) -> None:
+    result = examined(lambda: Quantised(together), code)
+    assert not result.findings, result.findings[0].message
