@@ -1,7 +1,8 @@
 """FWD236 maps-without-activation
 
 Detects: a linear layer wider than what it is given and wider than what follows it, whose output another linear layer of
-the same module is given as it is, and nothing else reads.
+the same module is given as it is, and nothing else reads; three layers or more in such a row, none of them narrower
+than its ends.
 Matters: two linear maps in a row are one of a lower rank: the width in between costs its parameters and its time, and a
 feed-forward layer without its activation leaves attention alone to be nonlinear.
 Fix: apply the activation between the two; where a linear layer is meant, one is enough.
@@ -40,14 +41,30 @@ def run(subject: Subject) -> Iterator[Finding]:
     again = {(each.first, each.second) for each in _pairs(sp, _LENGTHS[1])} if found else set()
     found = [each for each in found if (each.first, each.second) in again]
     for each in found[:1]:
-        others = f"; {counted(len(found) - 1, 'more pair')} so" if len(found) > 1 else ""
+        others = (
+            f"; {counted(len(found) - 1, 'more pair' if each.num_layers == 2 else 'more row')} so"
+            if len(found) > 1
+            else ""
+        )
         yield Finding(
-            message=f"{each.first} widens {each.given} channels to {each.width}, and {each.second} is given these as "
-            f"they are, for {each.made}: the two are one map of {min(each.given, each.made)} channels{others}",
+            message=f"{_words(each)}{others}",
             where=in_subject(each.place, sp.module),
             evidence={"first": each.first, "second": each.second, "width": each.width},
             repro=command_for(subject, "FWD236"),
         )
+
+
+def _words(row: InARow) -> str:
+    least = min(row.given, row.made)
+    if row.num_layers > 2:
+        return (
+            f"{row.num_layers} linear layers, {row.first} to {row.second}, are each given what the one before makes, "
+            f"as it is: they are one map of {least} channels"
+        )
+    return (
+        f"{row.first} widens {row.given} channels to {row.width}, and {row.second} is given these as they are, for "
+        f"{row.made}: the two are one map of {least} channels"
+    )
 
 
 def _pairs(sp: BuiltModule, length: int) -> Iterator[InARow]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ _SHAPING = frozenset({"view", "unsafe_view", "reshape", "reshape_alias", "detach
 
 @dataclass(frozen=True, kw_only=True)
 class InARow:
-    """Two layers by their paths, the channels before, between and behind them, and where the second is called."""
+    """The first and the last layer, the channels before, between and behind, and where the last is called.
+
+    Of more than two, the channels between are the fewest.
+    """
 
     first: str
     second: str
@@ -28,6 +31,7 @@ class InARow:
     width: int
     made: int
     place: Place
+    num_layers: int = 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,9 @@ class _Output:
 
 
 def maps_in_a_row(sp: BuiltModule, x: Tensor) -> Iterator[InARow]:
-    """Every such pair of one module whose width in between is above both others, once."""
+    """Every such pair of one module whose width in between is above both others, once; and every such row of three or
+    more that no layer in between makes narrower than its ends.
+    """
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     layers = {path: part for path, part in sp.module.named_modules() if isinstance(part, nn.Linear)}
@@ -88,11 +94,27 @@ def maps_in_a_row(sp: BuiltModule, x: Tensor) -> Iterator[InARow]:
         for hook in hooks:
             hook.remove()
     kept = {memory_of(each) for part in sp.module.modules() for each in tensors_in(vars(part))}
-    for pair, value in found.values():
-        memory = memory_of(value)
-        is_widest = pair.width > max(pair.given, pair.made)
-        if is_widest and watch.counted[memory] == 1 and memory not in returned | kept:
-            yield pair
+    alone = {
+        layers: pair
+        for layers, (pair, value) in found.items()
+        if watch.counted[memory_of(value)] == 1 and memory_of(value) not in returned | kept
+    }
+    yield from (pair for pair in alone.values() if pair.width > max(pair.given, pair.made))
+    yield from _rows(list(alone.values()))
+
+
+def _rows(pairs: list[InARow]) -> Iterator[InARow]:
+    following = {pair.first: pair for pair in pairs}
+    behind = {pair.second for pair in pairs}
+    for pair in pairs:
+        if pair.first in behind:
+            continue
+        row = [pair]
+        while (then := following.get(row[-1].second)) is not None and then not in row:
+            row.append(then)
+        width, last = min(each.width for each in row), row[-1]
+        if len(row) > 1 and width >= min(pair.given, last.made):
+            yield replace(last, first=pair.first, given=pair.given, width=width, num_layers=len(row) + 1)
 
 
 class _Readers(DispatchWatcher):

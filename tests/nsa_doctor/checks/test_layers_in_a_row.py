@@ -1,5 +1,6 @@
 """Linear layers with nothing between them, and a list of layers that are one, are found; what is meant is silent."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -103,6 +104,20 @@ def test_two_maps_with_nothing_but_dropout_between_them_are_found() -> None:
     assert finding.where.line == FeedForward.forward.__code__.co_firstlineno + 2
 
 
+def stack(*widths: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(before, behind) for before, behind in itertools.pairwise(widths)))
+
+
+def test_three_maps_in_a_row_that_are_no_bottleneck_are_one() -> None:
+    rows = lambda: nn.Sequential(stack(DIM, DIM, DIM, DIM), nn.Tanh(), stack(DIM, DIM))  # noqa: E731
+    (finding,) = examined("FWD236", rows).findings
+    assert finding.message == (
+        "3 linear layers, 0.0 to 0.2, are each given what the one before makes, as it is: they are one map of 16 "
+        "channels"
+    )
+    assert finding.where.module == "0.2"
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -116,8 +131,13 @@ def test_two_maps_with_nothing_but_dropout_between_them_are_found() -> None:
         OfLong,
         lambda: nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, 4 * DIM), nn.Tanh(), nn.Linear(4 * DIM, DIM)),
         lambda: nn.TransformerEncoderLayer(DIM, 2, 4 * DIM, 0.0, batch_first=True),
+        lambda: stack(DIM, DIM, DIM),
+        lambda: stack(DIM, 4, 4, DIM),
     ],
-    ids=["gelu", "in place", "copied", "narrow", "read twice", "detached", "kept", "of long", "as wide", "of torch"],
+    ids=[
+        *("gelu", "in place", "copied", "narrow", "read twice", "detached", "kept", "of long", "as wide", "of torch"),
+        *("two alike", "narrow in between"),
+    ],
 )
 def test_an_activation_another_reader_or_a_narrow_middle_is_silent(make: Callable[[], nn.Module]) -> None:
     result = examined("FWD236", make)
