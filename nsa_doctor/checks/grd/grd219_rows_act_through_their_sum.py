@@ -1,7 +1,8 @@
 """GRD219 rows-act-through-their-sum
 
 Detects: a matrix of weights all of whose rows get the same gradient as other rows of it, for any input and any weights:
-they do no more than their sum, as where queries of several heads are added up before a softmax.
+they do no more than their sum, as where queries of several heads are added up before a softmax. Where the rows of
+another layer's do not, it is a note.
 Matters: heads or channels that are paid for are one; the model is as much smaller, and nothing else shows it.
 Fix: look at the line named for a sum or a mean over an axis that has to stay, as where an einsum's output lacks it.
 
@@ -12,7 +13,8 @@ Example:
     scores = torch.einsum("bghqd,bhkd->bghqk", q, k)
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -21,16 +23,17 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, trainable
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.summed_rows import Summed, summed_rows
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ANOTHER_SEED = 37, 31337
+_NUMBER = re.compile(r"\d+")
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_module(subject, mode="train")
     if not trainable(sp.module):
         raise NotApplicableError("it has no parameter that is trained")
@@ -41,14 +44,27 @@ def run(subject: Subject) -> Iterator[Finding]:
         return
     other = comparable_module(replace(subject, seed=subject.seed + _ANOTHER_SEED), mode="train")
     again = {each.name for each in _summed(other)}
-    for each in [each for each in found if each.name in again][:MOST_FINDINGS]:
+    summed = [each for each in found if each.name in again]
+    for each in summed[:MOST_FINDINGS]:
+        message = (
+            f"the {each.num_rows} rows of {each.name} act through {each.num_groups} sums of them: those that "
+            "are added up get one gradient, whatever the input and the weights"
+        )
+        if beside := _unlike(sp.module, each.name, {each.name for each in summed}):
+            yield Note(message=f"{message}; those of {beside} do not", where=each.place)
+            continue
         yield Finding(
-            message=f"the {each.num_rows} rows of {each.name} act through {each.num_groups} sums of them: those that "
-            "are added up get one gradient, whatever the input and the weights",
+            message=message,
             where=each.place,
             evidence={"parameter": each.name, "rows": each.num_rows, "sums": each.num_groups},
             repro=command_for(subject, "GRD219"),
         )
+
+
+def _unlike(root: nn.Module, name: str, summed: Collection[str]) -> str:
+    """The same parameter of another of these layers, whose rows act one by one: what it is given makes it so."""
+    alike = (other for other, _ in root.named_parameters() if _NUMBER.sub("#", other) == _NUMBER.sub("#", name))
+    return next((other for other in alike if other not in summed), "")
 
 
 def _summed(sp: BuiltModule) -> list[Summed]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _ATTENDING = re.compile(r"atte?nt?ion|attn|attend", re.IGNORECASE)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _ROUNDINGS = 64
 
 
@@ -30,12 +31,21 @@ def only_way(sp: BuiltModule, length: int) -> OnlyWay | None:
         if _is_alike(sp, inputs):
             return None  # what it gives does not depend on its input anyway
         for path, layer in _layers(sp.module):
-            for name, part in layer.named_children():
+            for name, part in _parts(layer):
                 with _without_matrices(part) as has_any:
                     is_only = has_any and _is_alike(sp, inputs)
                 if is_only and _keeps_shape(sp, part, inputs[0]):  # what does not is no sublayer: patches, a projection
                     return OnlyWay(layer, path, name)
     return None
+
+
+def _parts(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What a layer is made of; of a list within, which nobody calls, what that is made of."""
+    for name, part in layer.named_children():
+        if isinstance(part, _CONTAINERS):
+            yield from ((f"{name}.{inner}", each) for inner, each in _parts(part))
+        else:
+            yield name, part
 
 
 def _keeps_shape(sp: BuiltModule, part: nn.Module, x: Tensor) -> bool:
@@ -65,6 +75,8 @@ def _layers(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, holder in root.named_modules():
         rows: dict[object, list[tuple[str, nn.Module]]] = {}
         for name, child in holder.named_children():
+            if isinstance(child, _CONTAINERS) and not isinstance(holder, _CONTAINERS):
+                continue  # a row of its own, and no layer of one
             rows.setdefault(_make(child), []).append((f"{path}.{name}".removeprefix("."), child))
         for row in rows.values():
             if len(row) > 1 and _attends(row[0][1]):

@@ -123,3 +123,35 @@ class Hidden(nn.Module):
 def test_the_gate_of_nsa_is_well_whatever_the_seed(seed: int, small: Subject) -> None:
     found = {code: run_check(registry.load(code), replace(small, seed=seed)) for code in CODES}
     assert {code: result.findings for code, result in found.items() if result.verdict is not Verdict.PASS} == {}
+
+
+@pytest.mark.parametrize(
+    ("bias", "has_weights", "verdict"),
+    [
+        (10.0, False, Verdict.PASS),
+        (-10.0, False, Verdict.FAIL),
+        (30.0, False, Verdict.FAIL),
+        (10.0, True, Verdict.FAIL),
+    ],
+    ids=["held open", "held shut", "rounded to one", "open by what it is given"],
+)
+def test_a_gate_that_its_bias_holds_open_for_a_start_is_a_note(
+    bias: float, has_weights: bool, verdict: Verdict
+) -> None:
+    class Gated(nn.Module):
+        """Each head is multiplied by a gate."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.project = nn.Linear(DIM, 4), nn.Linear(DIM, DIM)
+            if not has_weights:
+                nn.init.zeros_(self.gate.weight)
+            nn.init.constant_(self.gate.bias, bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = self.project(x).unflatten(-1, (4, -1))
+            return (heads * torch.sigmoid(self.gate(x))[..., None]).flatten(-2)
+
+    result = run_check(registry.load("GAT103"), subject_of(Gated))
+    assert result.verdict is verdict, result.reason
+    assert ["its bias alone holds it open" in each for each in result.notes] == [True] * (verdict is Verdict.PASS)

@@ -1,7 +1,7 @@
 """A part that lays tokens out anew is the only way into a stage as it is meant to be; a bare sublayer is not."""
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.worker.run_check import run_check
@@ -42,3 +42,33 @@ def stages(*, has_residual: bool) -> nn.Module:
 def test_a_stage_that_changes_the_channels_is_asked_for_its_sublayers(has_residual: bool) -> None:
     result = run_check(registry.load("FWD232"), embedding_subject(lambda: stages(has_residual=has_residual)))
     assert [finding.evidence["part"] for finding in result.findings] == ["attention"] * (not has_residual)
+
+
+class _OfLists(nn.Module):
+    """Two lists side by side, of parts of layers and of their norms; the second layer joins what the first had."""
+
+    def __init__(self, *, has_residual: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.ModuleList([join]), _Attention(), nn.Linear(DIM, DIM)])
+            for join in (nn.Identity(), nn.Linear(2 * DIM, DIM))
+        )
+        self.norms = nn.ModuleList(
+            nn.ModuleList([nn.ModuleList([nn.LayerNorm(DIM)]), nn.LayerNorm(DIM)]) for _ in range(2)
+        )
+        self.has_residual = has_residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        for ((join,), attention, out), ((first,), second) in zip(self.layers, self.norms, strict=True):
+            x = join(cat((x, kept.pop()), -1) if kept else x)
+            x = x + attention(first(x)) if self.has_residual else attention(first(x))
+            kept.append(x)
+            x = x + out(second(x)).tanh()
+        return x
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_layers_that_are_lists_are_asked_for_what_is_called(has_residual: bool) -> None:
+    result = run_check(registry.load("FWD232"), embedding_subject(lambda: _OfLists(has_residual=has_residual)))
+    assert [finding.evidence["part"] for finding in result.findings] == ["1"] * (not has_residual)

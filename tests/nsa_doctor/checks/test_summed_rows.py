@@ -86,3 +86,27 @@ def test_rows_that_are_added_up_are_found(name: str) -> None:
 def test_rows_that_each_do_something_are_silent(make: object, seed: int) -> None:
     result = examined(make, seed)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+class Streams(nn.Module):
+    """Layers that mix streams, of which the first is given as many copies of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixes = nn.ParameterList(nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+        self.maps = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        streams = x.unsqueeze(0).expand(4, -1, -1, -1)
+        for mix, each in zip(self.mixes, self.maps, strict=True):
+            streams = torch.einsum("sbnd,st->tbnd", streams, mix)
+            streams = torch.cat((streams[:1] + each(streams[1:2]).tanh(), streams[1:]))
+        return streams.sum(0)
+
+
+def test_rows_that_are_added_up_in_the_first_of_several_layers_alone_are_a_note() -> None:
+    result = examined(Streams)
+    assert result.verdict is Verdict.PASS, result.findings
+    (note,) = result.notes
+    assert note.startswith("the 4 rows of mixes.0 act through 1 sums of them")
+    assert "those of mixes.1 do not" in note
