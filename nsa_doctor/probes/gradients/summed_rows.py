@@ -60,6 +60,8 @@ def _grouped(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _groups(rows: Tensor) -> Tensor | None:
     """Of each row the first that is the same but for rounding, -1 of rows of zeros; None where one is like no other."""
     has_any = (rows != 0).any(1)
+    if not rows.numel():
+        return None
     allowed = _ROUNDINGS * torch.finfo(rows.dtype).eps * float(rows.abs().max())
     group = torch.full((len(rows),), -1)
     for index in has_any.nonzero().flatten().tolist():
