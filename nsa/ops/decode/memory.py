@@ -41,7 +41,8 @@ class StepMemory:
     that are not compressed yet) are rings: token t lies at t modulo their length. v_… the same with Dv.
     frequencies: float64 [Dk/2], the angle of a channel pair per position. count, int32 [2]: how many tokens are held,
     and the position of the step's own. The rest is one step's: rotated queries q [B, H, Dk], gates [B, G, 3], scores
-    [B, H, blocks], parts [B, H, P, Dv] with their peaks and sums norms [B, H, P, 2], importance [B, G, blocks], slots
+    [B, H, blocks], parts [B, H, P, Dv] with their peaks and sums norms [B, H, P, 2], importance [B, G, 2, blocks] of
+    the compressed tokens that begin in a block, to it and to the next, slots
     [B, G, n_sel], and the mixed output out [B, 1, H·Dv]. launches: kernels compiled for this memory, by name.
     """
 
@@ -155,7 +156,7 @@ def step_memory(
             scores=single(rows, num_heads, compressed[0].shape[2]),
             parts=single(rows, num_heads, num_parts, size_v),
             norms=single(rows, num_heads, num_parts, 2),
-            importance=single(rows, groups, geometry.num_blocks(capacity)),
+            importance=single(rows, groups, 2, geometry.num_blocks(capacity)),
             slots=torch.empty(rows, groups, geometry.n_sel, dtype=torch.int32, device=k.device),
             out=k.new_empty(rows, 1, num_heads * size_v),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Attention of one token of every row as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G.
 
-`attend` takes four launches: the splits of the compressed tokens; the importance of blocks; the splits of the chosen
+`attend` takes four launches: the splits of the compressed tokens; what makes blocks important; the splits of the chosen
 blocks (which each of their programs chooses by itself: a launch more takes longer), beside those of the window; all
 parts merged. Every kernel reads the length on the device and what it does not reach ends at once: the launches of
 every step are the same. A split holds as many keys whatever the rows and merges come in one order: the same inputs
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.ops.decode.choice import choose, importance_of, num_compressed
+from nsa.ops.decode.choice import choose, num_compressed, weigh_blocks
 from nsa.ops.decode.memory import SPLIT, GateParameters, StepMemory
 from nsa.ops.geometry import NUM_FORCED
 from nsa.ops.kernel_launch import Launch, fit_at_once, overlap, pass_turn, take_turn
@@ -25,12 +25,11 @@ from nsa.ops.kernel_tiles import current, factor, load_rows, rows_that_fit, side
 
 # Of one product, and how the kernels are launched; fastest on an H200.
 _MOST_ROWS, _KEYS, _SELECTED_KEYS = 64, 64, 128
-_READ, _SCORE, _MERGE = {"num_warps": 4, "num_stages": 1}, {"num_warps": 8}, {"num_warps": 1}
+_READ, _SCORE, _MERGE = {"num_warps": 4, "num_stages": 1}, {"num_warps": 4}, {"num_warps": 1}
 _STAGES, _MOST_QUERIES = 3, 64 * 128  # of the loops that read; elements of queries up to which they do, else 2
 _PROGRAMS = 2  # of one multiprocessor, that read the compressed tokens
-_BLOCKS = 64  # whose importance one program computes
+_SCORES, _CHUNKS = 2048, 2  # that one program weighs at once, and how often where programs are many
 _PARTS = 32  # merged at once
-_UNROLLED = 8  # loads of scores that are under way at once
 
 
 def attend(memory: StepMemory, gate: GateParameters) -> Tensor:
@@ -47,7 +46,7 @@ def _attending(m: StepMemory, alone: int) -> list[Launch]:
     """The four launches of a step's attention."""
     geometry, sizes, streams = m.geometry, _sizes(m), m.k_sel.shape[0] * m.k_sel.shape[1]
     heads, num_cmp, num_win, num_parts = sizes["HEADS"], m.k_cmp.shape[2], m.k_win.shape[2], m.parts.shape[2]
-    (splits_cmp, splits_win, _), num_blocks = m.num_splits, m.importance.shape[2]
+    (splits_cmp, splits_win, _), num_blocks = m.num_splits, m.importance.shape[3]
     overlapping, rows = {"OVERLAPS": overlap(m.q.device)}, {"ROWS": min(_MOST_ROWS, side(heads))}
     tiles = -(-heads // rows["ROWS"])
     stairs = {"LENGTH": geometry.l, "STRIDE": geometry.d, "SPLIT": SPLIT}
@@ -58,16 +57,18 @@ def _attending(m: StepMemory, alone: int) -> list[Launch]:
     choosing = {"NUM_FORCED": NUM_FORCED, "BLOCKS": side(max(num_blocks, geometry.n_sel))}
     few_queries = rows["ROWS"] * sizes["WIDTH_K"] <= _MOST_QUERIES
     reading = rows | {"KEYS": _keys(m), "STAGES": _STAGES if few_queries else 2}
+    places = 1 << (geometry.l_sel // geometry.d - 1).bit_length()
+    at_once = max(1, _SCORES // (places * side(heads)))
+    chunks = 1 if fit_at_once(-(-num_blocks // at_once) * streams, m.q.device) else _CHUNKS
     programs = min(splits_cmp * streams, _num_programs(m.q.device))
     launches = (
         (_read, (programs, tiles, 1),
          (m.q, m.k_cmp, m.v_cmp, m.count, m.scores, m.parts, m.norms, num_cmp, num_parts, streams),
          sizes | reading | stairs | {"FEW": fit_at_once(programs * tiles, m.q.device)}, _READ),
-        (_score, (-(-num_blocks // _BLOCKS), streams, 1),
-         (m.scores, m.norms, m.importance, m.count, num_cmp, num_parts, num_blocks),
-         {"HEADS": heads, "PADDED": side(heads), "SPLITS": side(splits_cmp), "BLOCKS": _BLOCKS,
-          "UNROLLED": min(_UNROLLED, (geometry.l + geometry.l_sel) // geometry.d - 1)} | stairs | blocks,
-         _SCORE),
+        (_score, (-(-num_blocks // (at_once * chunks)), streams, 1),
+         (m.scores, m.norms, m.importance, m.count, num_cmp, num_parts, num_blocks, chunks),
+         {"HEADS": heads, "PADDED": side(heads), "SPLITS": side(splits_cmp), "BLOCKS": at_once, "PLACES": places}
+         | stairs | blocks, _SCORE),
         (_read_late, (splits_win + splits_sel, streams, tiles),
          (m.q, m.k_win, m.v_win, m.k_sel, m.v_sel, m.count, m.importance, m.slots, m.parts, m.norms, num_win,
           m.capacity, num_blocks, splits_cmp, splits_win, num_parts),
@@ -173,27 +174,25 @@ def _store_part(
     tl.store(norms + row * num_parts * 2 + 1, total, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_cmp", "num_parts", "num_blocks"])
+@triton.jit(do_not_specialize=["num_cmp", "num_parts", "num_blocks", "num_chunks"])
 def _score(
-    scores, norms, importance, count, num_cmp, num_parts, num_blocks, HEADS: tl.constexpr, PADDED: tl.constexpr,
-    L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr, SPLIT: tl.constexpr, UNROLLED: tl.constexpr, OVERLAPS: tl.constexpr,
+    scores, norms, importance, count, num_cmp, num_parts, num_blocks, num_chunks, HEADS: tl.constexpr,
+    PADDED: tl.constexpr, L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr,
+    LENGTH: tl.constexpr, STRIDE: tl.constexpr, SPLIT: tl.constexpr, PLACES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """The importance of BLOCKS selection blocks of one row and group, of those that are not forced."""
+    """What makes the importance of some selection blocks of one row and group, of those that are not forced."""
     num_tokens = tl.load(count + 1) + 1
     take_turn(OVERLAPS)
     pass_turn(OVERLAPS)  # to programs that need not wait for this kernel
-    stream, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCKS
+    stream, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCKS * num_chunks
     newest = (num_tokens - 1) // L_SEL
     if (newest < NUM_SLOTS) | (first > newest - 2):
         return
-    block = first + tl.arange(0, BLOCKS)
-    found = importance_of(
-        block, scores + stream * HEADS * num_cmp, norms + stream * HEADS * num_parts * 2,
-        num_compressed(num_tokens, LENGTH, STRIDE), num_cmp, num_parts, HEADS, PADDED, L_SEL, LENGTH, STRIDE, SPLIT,
-        SPLITS, UNROLLED,
+    weigh_blocks(
+        first, num_chunks, scores + stream * HEADS * num_cmp, norms + stream * HEADS * num_parts * 2,
+        importance + stream * 2 * num_blocks, num_compressed(num_tokens, LENGTH, STRIDE), num_cmp, num_parts,
+        num_blocks, HEADS, PADDED, L_SEL, LENGTH, STRIDE, SPLIT, SPLITS, BLOCKS, PLACES,
     )  # fmt: skip
-    tl.store(importance + stream * num_blocks + block, found, mask=block < num_blocks)
 
 
 @triton.jit(do_not_specialize=["num_win", "num_sel", "num_blocks", "splits_cmp", "splits_win", "num_parts"])
@@ -225,8 +224,10 @@ def _read_late(
         first_slot, newest = (part - splits_win) * SLOTS_EACH, (num_tokens - 1) // L_SEL
         if first_slot <= newest:
             is_first = (first_slot == 0) & (tl.program_id(2) == 0)
-            importance += stream * num_blocks
-            slot = choose(importance, slots + stream * NUM_SLOTS, newest, is_first, NUM_SLOTS, NUM_FORCED, BLOCKS)
+            slot = choose(
+                importance + stream * 2 * num_blocks, slots + stream * NUM_SLOTS, newest, num_blocks, is_first,
+                NUM_SLOTS, NUM_FORCED, BLOCKS,
+            )  # fmt: skip
             peak, total, mixed = _attend_slots(
                 q_tile, k_sel + stream * num_sel * SIZE_K, v_sel + stream * num_sel * SIZE_V, slot, first_slot,
                 num_tokens, SIZE_K, SIZE_V, WIDTH_K, WIDTH_V, ROWS, L_SEL, SLOTS_EACH, BLOCKS, KEYS, STAGES,

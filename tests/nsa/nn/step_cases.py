@@ -28,12 +28,13 @@ _SMALL: dict[str, object] = {
 
 @dataclass(frozen=True)
 class Steps:
-    """Two rows of a prompt, then single tokens; split: keys of one program."""
+    """Two rows of a prompt, then single tokens; split: keys of one program; scores: that one weighs at once."""
 
     prompt: int
     num_steps: int
     config: dict[str, object] = field(default_factory=dict)
     split: int = memory_module.SPLIT
+    scores: int = 2048
 
 
 CASES = {
@@ -41,7 +42,7 @@ CASES = {
     "past-the-window": Steps(9, 20, {"phi": "conv", "gate": "sigmoid"}),
     "shared-touching-blocks": Steps(3, 24, {"phi": "mlp", "shared_kv": True, "l": 8, "d": 8, "l_sel": 8, "w": 1}),
     "a-window-beyond-the-tokens": Steps(30, 12, {"w": 100, "n_kv_groups": 1, "l": 2, "d": 2, "l_sel": 4, "n_sel": 5}),
-    "many-splits": Steps(60, 8, {"l": 4, "d": 4, "l_sel": 12, "n_sel": 3, "w": 50}, split=8),
+    "many-splits": Steps(60, 8, {"l": 4, "d": 4, "l_sel": 12, "n_sel": 3, "w": 50}, split=8, scores=64),
     "slots-longer-than-a-tile": Steps(300, 3, {"l_sel": 140, "l": 20, "d": 10, "n_sel": 3, "w": 33}),
     "more-heads-than-a-tile-has-rows": Steps(40, 3, {"n_heads": 70, "n_kv_groups": 1, "d_k": 16, "d_v": 16}),
     "odd-head-sizes": Steps(90, 6, {"n_heads": 6, "n_kv_groups": 3, "d_k": 24, "d_v": 40, "l_sel": 16, "n_sel": 4}),
@@ -63,12 +64,13 @@ def layer_of(case: Steps, dtype: torch.dtype, device: str) -> NSAttention:
 
 @contextmanager
 def kernels(case: Steps, device: str) -> Iterator[None]:
-    """Programs read as many keys as the case says; on a CPU the kernels are interpreted in place of being refused."""
+    """Programs do as much as the case says; on a CPU the kernels are interpreted in place of being refused."""
     from nsa.ops.decode import triton
 
     with ExitStack() as patched:
         for module in (memory_module, triton):
             patched.enter_context(patch.object(module, "SPLIT", case.split))
+        patched.enter_context(patch.object(triton, "_SCORES", case.scores))
         if device == "cpu":
             patched.enter_context(patch.object(step_module, "_why_not_served", lambda *_: None))
         yield

@@ -53,22 +53,26 @@ def test_they_equal_the_oracle(name: str, dtype: torch.dtype) -> None:
 def test_the_same_step_gives_the_same_bits_and_a_row_the_same_alone() -> None:
     from nsa.ops.decode import token, triton
 
-    case = Steps(700, 1, {"n_heads": 12, "d_k": 64, "d_v": 64, "l": 32, "d": 16, "l_sel": 64, "w": 512})
+    case = Steps(3000, 1, {"n_heads": 12, "d_k": 64, "d_v": 64, "l": 32, "d": 16, "l_sel": 64, "w": 512})
     layer = layer_of(case, torch.bfloat16, "cuda")
-    x, cache = torch.randn(2, 701, layer.config.dim, device="cuda", dtype=torch.bfloat16), layer.new_cache(2, 800)
-    layer(x[:, :700], cache)
-    layer(x[:, 700:], cache)
+    x, cache = torch.randn(2, 3001, layer.config.dim, device="cuda", dtype=torch.bfloat16), layer.new_cache(2, 3100)
+    layer(x[:, :3000], cache)
+    layer(x[:, 3000:], cache)
     gate = step_module.gate_parameters(layer.gate)
 
     def step(memory: StepMemory, rows: slice) -> Tensor:
-        memory.count[:1].fill_(700)
-        token.project(memory, x[rows, 700:], layer.qkv.weights())
+        memory.count[:1].fill_(3000)
+        token.project(memory, x[rows, 3000:], layer.qkv.weights())
         token.add_token(memory, gate, averages=True)
         return triton.attend(memory, gate).clone()
 
     whole = step(memory_of(cache), slice(None))
     assert all(torch.equal(step(memory_of(cache), slice(None)), whole) for _ in range(50))
     assert torch.equal(step(rows_of(memory_of(cache), slice(1, 2)), slice(1, 2)), whole[1:])
+    with patch.object(triton, "fit_at_once", lambda *_: False):  # as among very many rows
+        among_many = rows_of(memory_of(cache), slice(None))
+        assert torch.equal(step(among_many, slice(None)), whole)
+    assert torch.equal(among_many.importance[..., :45], memory_of(cache).importance[..., :45])  # of blocks not forced
 
 
 @pytest.mark.gpu
