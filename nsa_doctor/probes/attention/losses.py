@@ -15,10 +15,11 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, in_subject
 from nsa_doctor.probes.internal import tree_leaves, uncompiled
-from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.model.training import new_optimizer, number
+from nsa_doctor.subject.contract import Subject
 
 _SHARE = 1e-3
 _ENTROPIES = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
@@ -84,6 +85,7 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
     loss = roots[0] if len(roots) == 1 else answer
     if not calls:  # the parts of the module are called, and not the module
         calls += [(ids, logits) for each in entropies if (logits := _by_token(each, ids, subject.width)) is not None]
+        held_back = _held_back_in_entropies(subject, seam, ids) if len(calls) == 1 else held_back
     if len(calls) != 1 or len(roots) > 1 or (isinstance(loss, Tensor) and loss.numel() != 1):
         return None
     value, (given, seen) = float(loss), calls[0]
@@ -246,15 +248,42 @@ def _lateness(ids: Tensor, given: Tensor) -> int | None:
 
 def _held_back(sp: BuiltModule, ids: Tensor) -> int:
     """How many positions later than itself a token first changes the logits: a model may shift its input itself."""
-    place = ids.shape[1] // 2
-    other = ids.clone()
-    other[:, place] = 1 + ids[:, place] % (sp.subject.width - 2)
     was_training = sp.module.training
     sp.module.eval()
     with torch.no_grad():
-        logits, changed = (require_finite(sp(each), ids.shape[1]) for each in (ids, other))
-        difference = (logits - changed).abs().flatten(2).amax(-1).amax(0)
+        logits, changed = (require_finite(sp(each), ids.shape[1]) for each in (ids, _with_another(ids, sp.subject)))
     sp.module.train(was_training)
+    return _first_changed(logits, changed, ids.shape[1] // 2)
+
+
+def _held_back_in_entropies(subject: Subject, seam: str, ids: Tensor) -> int:
+    """The same of the logits that a cross-entropy is given: they may be another pass's, with a token put before."""
+    seen: list[Tensor] = []
+
+    def note(func: Any, args: tuple[Any, ...]) -> None:
+        if getattr(func, "__name__", "") == "cross_entropy" and isinstance(args[0], Tensor):
+            logits = _by_token(args[0].detach().double(), ids, subject.width)
+            seen.extend([] if logits is None else [logits])
+
+    for given in (ids, _with_another(ids, subject)):
+        fresh = built(subject, mode="train")  # a step may move weights
+        seed_everything(subject.seed)
+        with preserved_state(), torch.enable_grad(), uncompiled(), _Calls(note):
+            ask("the loss", _asking(fresh, seam, given), fresh.module)
+    if len(seen) != 2 or seen[0].shape != seen[1].shape:
+        raise NotApplicableError("its cross-entropies are not of one kind")
+    return _first_changed(*seen, ids.shape[1] // 2)
+
+
+def _with_another(ids: Tensor, subject: Subject) -> Tensor:
+    """The ids, another one in the middle."""
+    other, place = ids.clone(), ids.shape[1] // 2
+    other[:, place] = 1 + ids[:, place] % (subject.width - 2)
+    return other
+
+
+def _first_changed(logits: Tensor, changed: Tensor, place: int) -> int:
+    difference = (logits - changed).abs().flatten(2).amax(-1).amax(0)
     if not bool((difference > 0).any()):
         raise NotComparableError("no logits depend on the token in the middle")
     # Experts given other numbers of tokens round otherwise: some millionths of what the token itself changes.

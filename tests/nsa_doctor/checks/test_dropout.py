@@ -181,6 +181,22 @@ def test_a_share_of_zero_is_none() -> None:
     assert "no share of dropout" in result.reason
 
 
+def test_the_share_of_conditions_that_are_left_out_is_none_of_a_call_without_conditions() -> None:
+    class Guided(nn.Linear):
+        """Leaves its caption out of one call in ten, where it is given one."""
+
+        def __init__(self) -> None:
+            super().__init__(DIM, DIM)
+            self.cond_drop_prob = 0.1
+
+        def forward(self, x: Tensor, caption: Tensor | None = None) -> Tensor:
+            if caption is not None and torch.rand(()) > self.cond_drop_prob:
+                x = x + caption
+            return super().forward(x)
+
+    assert "no share of dropout" in examined(Guided).reason
+
+
 def test_what_holds_a_share_that_its_part_forgets_is_not_named_beside_it() -> None:
     def make() -> nn.Module:
         made = nn.Sequential(Attention(without))

@@ -129,6 +129,29 @@ def test_a_step_that_calls_parts_of_the_module_is_asked_for_its_targets(off: int
     assert [each.startswith("targets are the tokens just read") for each in messages] == [True] * wrong
 
 
+@pytest.mark.parametrize("is_shifted", [True, False])
+def test_a_step_that_puts_a_token_before_the_first_predicts_each_from_those_before_it(is_shifted: bool) -> None:
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+        start = torch.zeros_like(ids[:, :1])
+        given = torch.cat((start, ids[:, :-1]), 1) if is_shifted else ids
+        loss = cross_entropy(module.head(module.embed(given)).mT, ids)
+        loss.backward()
+        return loss
+
+    subject = Subject(
+        name="tests",
+        build=lambda seed: InParts(),
+        forward=lambda module, x: module(x),
+        input="tokens",
+        width=61,
+        max_length=64,
+        train_step=step,
+        packages=("tests",),
+    )
+    messages = [each.message for each in findings(subject, "GRD207")]
+    assert [each.startswith("targets are the tokens just read") for each in messages] == [True] * (not is_shifted)
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [
