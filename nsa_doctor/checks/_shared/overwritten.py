@@ -84,14 +84,26 @@ def examined(subject: Subject) -> Iterator[Trial]:
     yield from trials(replace(subject, train_step=None), lengths[-1:], modes)
 
 
-def first_pass(trial: Trial, watch: SavedWatch) -> Mapping[str, Tensor]:
-    """What the trial gives; NotComparableError where forward or backward raises, which FWD101 tells with its place."""
-    try:
-        return trial.run(watch)
-    except SubjectFailedError as failure:
-        if failure.phase not in ("forward", "backward"):
-            raise
-        raise NotComparableError(f"the subject raises in {failure.phase} at {trial.label}: {failure}") from failure
+def first_passes(subject: Subject) -> Iterator[tuple[Trial, SavedWatch, Mapping[str, Tensor]]]:
+    """Each trial with what it saves and gives; one that raises, which FWD101 tells of with its place, is passed over.
+
+    NotComparableError where every one does.
+    """
+    raised: NotComparableError | None = None
+    has_any = False
+    for trial in examined(subject):
+        watch = SavedWatch()
+        try:
+            given = trial.run(watch)
+        except SubjectFailedError as failure:
+            if failure.phase not in ("forward", "backward"):
+                raise
+            raised = raised or NotComparableError(f"the subject raises in {failure.phase} at {trial.label}: {failure}")
+            continue
+        has_any = True
+        yield trial, watch, given
+    if raised is not None and not has_any:
+        raise raised
 
 
 def located(subject: Subject, trial: Trial, found: Sequence[Saved]) -> list[Overwrite]:

@@ -18,20 +18,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.overwritten import MOST_FINDINGS, examined, first_pass, located
+from nsa_doctor.checks._shared.overwritten import MOST_FINDINGS, first_passes, located
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.torch_errors import TorchError, error_kind
-from nsa_doctor.probes.hooks.saved import SavedWatch
 from nsa_doctor.probes.model.training import NoWatch, Trial
 from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    for trial in examined(subject):
-        watch = SavedWatch()
-        first_pass(trial, watch)
+    for trial, watch, _ in first_passes(subject):
         refused = [saved for saved in watch.saved if saved.is_refused]
         if not refused or not _raises(trial):
             continue

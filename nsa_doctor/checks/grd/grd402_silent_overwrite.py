@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.overwritten import MOST_FINDINGS, effect, examined, first_pass, located
+from nsa_doctor.checks._shared.overwritten import MOST_FINDINGS, effect, first_passes, located
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.frames import FrameFilter
@@ -31,9 +31,7 @@ from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    for trial in examined(subject):
-        watch = SavedWatch()
-        plain = first_pass(trial, watch)
+    for trial, watch, plain in first_passes(subject):
         silent = [saved for saved in watch.saved if saved.is_silent]
         found = list(_saved(subject, trial, plain, silent))
         if not found and not any(saved.is_refused for saved in watch.saved):  # unwatched, backward would raise

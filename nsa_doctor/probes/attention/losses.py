@@ -272,7 +272,7 @@ def _held_back_in_entropies(subject: Subject, seam: str, ids: Tensor) -> int:
             ask("the loss", _asking(fresh, seam, given), fresh.module)
     if len(seen) != 2 or seen[0].shape != seen[1].shape:
         raise NotApplicableError("its cross-entropies are not of one kind")
-    return _first_changed(*seen, ids.shape[1] // 2)
+    return _first_changed(seen[0], seen[1], ids.shape[1] // 2)
 
 
 def _with_another(ids: Tensor, subject: Subject) -> Tensor:

@@ -1,0 +1,51 @@
+"""A length at which the subject raises, or at which torch refuses a norm, leaves the others to be looked at."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+WIDTH = 8
+
+
+class Pooled(nn.Module):
+    """Normalises what every fourth token is: a short sequence has one, of which there is no variance."""
+
+    def __init__(self, is_overwritten: bool) -> None:
+        super().__init__()
+        self.norm, self.out, self.is_overwritten = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH), is_overwritten
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.norm(x[:, ::4].mT).mT
+        waved = self.out(pooled.mean(1, keepdim=True) + x).exp()
+        return waved.mul_(2) if self.is_overwritten else waved * 2  # the first writes into what exp needs
+
+
+def examined(code: str, **options: Any) -> Result:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), Pooled(**options))[1],
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        max_length=80,
+        packages=("tests",),
+    )
+    return run_check(registry.load(code), subject)
+
+
+@pytest.mark.parametrize("code", ["GRD401", "GRD402"])
+def test_a_length_that_raises_is_passed_over(code: str) -> None:
+    result = examined(code, is_overwritten=False)
+    assert result.verdict is Verdict.PASS, result.reason
+
+
+def test_what_is_overwritten_at_other_lengths_is_found() -> None:
+    (finding,) = examined("GRD401", is_overwritten=True).findings
+    assert finding.evidence["length"] == 67
