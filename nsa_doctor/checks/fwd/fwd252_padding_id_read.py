@@ -1,0 +1,101 @@
+"""FWD252 padding-id-read
+
+Detects: a subject of tokens that hides one id by itself, as that of padding: it compares its input with it, and no
+    token attends to one. With such tokens behind a row's own, these come out other than in the row alone.
+Matters: batches are padded; a row then gets another answer for the length of its neighbours.
+Fix: hide padding from whatever else mixes tokens: with zeros from convolutions, sums and means, and from norms over
+    tokens.
+
+Example:
+    # faulty
+    mask = ids != self.pad_id
+    x = x + self.conv(x.mT).mT  # reads the padding that attention does not see
+    # correct
+    mask = ids != self.pad_id
+    x = x + self.conv((x * mask[..., None]).mT).mT
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.padded_rows import PaddedRow
+from nsa_doctor.probes.attention.padding_ids import compared_ids, is_hidden
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.probes.numerics.compare import baseline
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH, _PADDING = 37, 10
+_SECOND = slice(1, 2)  # of two rows, which is padded
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    length = min(_LENGTH, subject.max_length)
+    if subject.input != "tokens" or subject.offers("padded") or length <= 2 * _PADDING:
+        raise NotApplicableError("it takes no ids, or a mask of padding beside them")
+    sp = comparable_module(subject)
+    for number, place in compared_ids(sp, sp.input(length)).items():
+        row = PaddedRow(_padding_with(sp, number), length, _PADDING, is_left=False)
+        with torch.no_grad():
+            if not is_hidden(sp, _padded_alone(row, number), _PADDING):
+                continue
+            found = baseline(sp, row.input).departure(row.output(), _SECOND, row.own, expected=row.alone())
+        if found is not None:
+            yield Finding(
+                message=f"a row's own tokens are other than those of the row alone: {found.text}, with {_PADDING} "
+                f"tokens of id {number} behind them, which is hidden as padding at {place.short_line}",
+                where=row.counting(),
+                evidence={"length": length, "padding": _PADDING, "id": number},
+                repro=command_for(subject, "FWD252"),
+            )
+            return
+
+
+def _padding_with(sp: BuiltModule, number: int) -> BuiltModule:
+    """The same, whose padding is that id."""
+
+    def padded(subject: Subject, module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
+        ids = x.masked_fill(~keep, number)
+        return checked_answer(subject, subject.forward(module, ids), ids)[0]
+
+    return replace(sp, subject=replace(sp.subject, padded=partial(padded, sp.subject)))
+
+
+def _padded_alone(row: PaddedRow, number: int) -> Tensor:
+    ids = row.input[1:].clone()
+    ids[:, row.own.stop :] = number
+    return ids
+
+
+def planted(subject: Subject) -> Subject:
+    class Averaging(nn.Module):
+        """Tokens that attend to none of id 0, and to which a mean over all is added."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = subject.build(subject.seed)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            output: Tensor = subject.forward(self.inner, ids)
+            scores = (output @ output.mT).masked_fill((ids == 0)[:, None], -torch.inf)
+            return scores.softmax(-1) @ output + output.mean(1, keepdim=True)
+
+    return replace(subject, build=lambda _seed: Averaging(), forward=lambda module, x: module(x))
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD102", "FWD206", "NAN101"),
+    unless=("stochastic",),
+    priority=460,
+)

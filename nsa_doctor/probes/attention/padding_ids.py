@@ -1,0 +1,78 @@
+"""Ids that a subject hides by itself, as padding: it compares its input with one, and attends to no such token."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.hooks.recording import Operation
+from nsa_doctor.probes.internal import uncompiled
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.numerics.divergence import recording_of
+
+_COMPARING = frozenset({"eq", "ne", "not_equal", "__eq__", "__ne__"})
+_FAR_BELOW = -1e4  # of a score, whose weight then is none
+
+
+def compared_ids(sp: BuiltModule, x: Tensor) -> Mapping[int, Place]:
+    """The ids that the subject compares those that it is given with, each with the first line that does."""
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Comparisons(x, places)
+    with torch.no_grad(), uncompiled(), places.watching(), watch:
+        sp(x)
+    return {number: place for number, place in watch.found.items() if 0 <= number < sp.subject.width}
+
+
+def is_hidden(sp: BuiltModule, x: Tensor, num_padding: int) -> bool:
+    """Whether no token attends to the last of x [1, S], somewhere: their weights are zero, or a mask says so."""
+    recording = recording_of(sp, lambda: sp(x))
+    return any(_hides(each, x.shape[1], num_padding) for each in recording.operations)
+
+
+def _hides(operation: Operation, length: int, num_padding: int) -> bool:
+    """Whether weights that an operation gives, or a mask that it is given, leave out the last keys, and no others."""
+    if "softmax" in operation.name:
+        return any(_leaves_out(each != 0, length, num_padding) for each in operation.results)
+    if "attention" not in operation.name:
+        return False
+    masks = [each for _, each in operation.read[3:]]  # behind q, k and v
+    shown = (each if each.dtype == torch.bool else each > _FAR_BELOW for each in masks)
+    return any(_leaves_out(each, length, num_padding) for each in shown)
+
+
+def _leaves_out(shown: Tensor, length: int, num_padding: int) -> bool:
+    is_of_keys = shown.ndim > 1 and shown.shape[-1] >= length
+    return is_of_keys and not bool(shown[..., -num_padding:].any()) and bool(shown[..., :-num_padding].any(-1).all())
+
+
+class _Comparisons(TorchFunctionMode):
+    """Sees each comparison of the input, or of a copy of it, with a number."""
+
+    def __init__(self, x: Tensor, places: Places) -> None:
+        super().__init__()
+        self.found: dict[int, Place] = {}
+        self._x, self._places = x, places
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function."""
+        if getattr(func, "__name__", "") in _COMPARING and len(args) == 2:
+            attempt(lambda: self._look(*args))
+        return func(*args, **(kwargs or {}))
+
+    def _look(self, one: Any, other: Any) -> None:
+        for given, number in ((one, other), (other, one)):
+            is_number = (isinstance(number, int) and not isinstance(number, bool)) or (
+                isinstance(number, Tensor) and number.ndim == 0 and not number.is_floating_point()
+            )
+            is_input = isinstance(given, Tensor) and given.shape == self._x.shape and not given.is_floating_point()
+            if is_number and is_input and torch.equal(given.long(), self._x):
+                self.found.setdefault(int(number), self._places.here()[0])

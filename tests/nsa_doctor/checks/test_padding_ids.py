@@ -1,0 +1,71 @@
+"""Subjects that hide an id as padding by themselves: what else reads it is found, and what compares ids for another end
+is left alone.
+"""
+
+import linecache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DIM, PAD, MASK = 8, 0, 1
+
+
+class Encoder(nn.Module):
+    """Embeds ids, mixes neighbours, attends; `kind` says what heeds padding, and how it is hidden."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embed, self.conv = nn.Embedding(32, DIM), nn.Conv1d(DIM, DIM, 5, padding=2)
+        self.qkv, self.out, self.kind = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, 32), kind
+        self.register_buffer("pad", torch.tensor(PAD))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        keep = ids != (self.pad if "tensor" in self.kind else PAD)
+        heeded = x * keep[..., None] if "heeds" in self.kind else x
+        x = x + self.conv(heeded.mT).mT  # here
+        if "marks" in self.kind:
+            x = x + (ids == MASK)[..., None]
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if "fused" in self.kind:
+            x = x + F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], keep[:, None, None])[:, 0]
+        else:
+            scores = q @ k.mT
+            if "unhidden" not in self.kind:
+                scores = scores.masked_fill(~keep[:, None], -torch.inf)
+            x = x + scores.softmax(-1) @ v
+        return self.out(x)
+
+
+def examined(kind: str) -> Result:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), Encoder(kind))[1],
+        forward=lambda module, ids: module(ids),
+        input="tokens",
+        width=32,
+        max_length=80,
+        packages=("tests",),
+        spec=("bidirectional",),
+    )
+    return run_check(registry.load("FWD252"), subject)
+
+
+@pytest.mark.parametrize("kind", ["", "fused", "tensor", "marks"])
+def test_what_reads_an_id_that_attention_hides_is_found(kind: str) -> None:
+    (finding,) = examined(kind).findings
+    assert "with 10 tokens of id 0 behind them, which is hidden as padding at test_padding_ids.py:" in finding.message
+    assert linecache.getline(finding.where.file, finding.where.line).rstrip().endswith("# here")
+
+
+@pytest.mark.parametrize("kind", ["heeds", "heeds fused", "heeds tensor marks", "unhidden", "unhidden marks"])
+def test_padding_that_nothing_reads_and_ids_that_nothing_hides_are_silent(kind: str) -> None:
+    result = examined(kind)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
