@@ -19,6 +19,7 @@ from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import own_file
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
+from nsa_doctor.probes.hooks.constructor_lines import line_that_gives
 
 # What lies beyond these called the doctor, not the subject.
 _CALLERS = frozenset({own_file("probes", "model", "perform.py"), own_file("probes", "numerics", "steptrace.py")})
@@ -89,6 +90,7 @@ class Places:
             return self.here()[0]
         owner = _self_of(frame)
         line = None if owner is None else _line_of_attribute(owner, frame, number)
+        line = line or line_that_gives(frame, lambda value: _is_number(value, number))
         line = line or Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
         return self._describe(self._deeper(self._called(), owner), line)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,26 @@ class KeptRoot(Layer):
         return self.out(by_a_factor(q, k, v, self.factor).transpose(1, 2).flatten(2))
 
 
+@dataclass(frozen=True)
+class Options:
+    """How to attend."""
+
+    scale: float
+    is_causal: bool = True
+
+
+def attends_as_asked(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=options.is_causal, scale=options.scale)
+
+
+def asked_for_the_root(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    options = Options(
+        is_causal=True,
+        scale=SIZE**0.5,
+    )
+    return attends_as_asked(q, k, v, options)
+
+
 FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "before what scales": (lambda: Layer(before_what_scales), "0.25 twice", "q = q * SIZE**-0.5"),
     "within what scales": (
@@ -119,6 +140,7 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
     "times the root": (lambda: Layer(times_the_root), "multiplied by 4", "scores = scores * SIZE**0.5"),
     "handed the root": (lambda: Layer(handed_the_root), "multiplied by 4", "return by_a_factor(q, k, v, factor)"),
+    "asked for the root": (lambda: Layer(asked_for_the_root), "multiplied by 4", "scale=SIZE**0.5,"),
     "a root that is kept": (KeptRoot, "multiplied by 4", "self.factor = SIZE**0.5"),
     "normed and scaled": (lambda: Layer(normed_and_scaled), "0.25 twice", "q = q * SIZE**-0.5"),
     "normed and times the root": (
