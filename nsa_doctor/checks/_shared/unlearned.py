@@ -205,7 +205,7 @@ def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, inf
             reason = f"the way to the output leads through a comparison, which {decision.operation} makes a number"
             return Unlearned((name,), decision.place, reason)
         return None
-    is_used = bool(watch.place_of(parameter).file)
+    is_used = bool(watch.last_unread.file)
     is_left_out = is_used and not watch.reaches([*outputs, *_kept(sp.module)]) and not influence.of_large(parameter)
     if is_left_out and all(_is_left_out(sp, parameter, length) for length in _LONGER):
         return _thrown_away(name, watch.place_of(parameter), watch.last_unread)
@@ -215,7 +215,7 @@ def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, inf
 def _thrown_away(name: str, used: Place, last: Place) -> Unlearned:
     """What is computed from a parameter and read by nothing, at the line that makes the last of it."""
     reason = "nothing computed from it reaches the output"
-    if not last.file or (last.file, last.line) == (used.file, used.line):
+    if (last.file, last.line) == (used.file, used.line):
         return Unlearned((name,), used, reason)
     return Unlearned((name,), last, f"{reason}; the last of it is made here, and read by nothing")
 

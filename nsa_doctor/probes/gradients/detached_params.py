@@ -88,7 +88,10 @@ class PathWatch:
 
     @property
     def last_unread(self) -> Place:
-        """Where the last value was made that comes of what is followed and that nothing was computed from."""
+        """Where the last value was made that comes of what is followed and that nothing was computed from.
+
+        Empty where nothing comes of it: asking for its dtype or its size makes no value.
+        """
         return next(reversed(self._unread.values()), Place())
 
     def place_of(self, tensor: Tensor) -> Place:
@@ -145,6 +148,7 @@ class PathWatch:
         self._read(given if made else [], made)
         if not made and given and (name == "__setitem__" or name.endswith("_")):
             self._followed[id(given[0])] = _Followed(given[0], cuts, smooth)
+            self._read([], given[:1])
 
     def _read(self, given: list[Tensor], made: list[Tensor]) -> None:
         for each in given:

@@ -94,6 +94,19 @@ class _SpareParts(nn.Module):
         return self.second(self.frozen(self.first(x)))
 
 
+class _AskedForItsDtype(nn.Module):
+    """What stands for a token that is hidden, which no call of this kind hides, is asked for its dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.map = nn.Parameter(torch.zeros(DIM)), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        dtype = next(each.dtype for each in self.parameters() if each.is_floating_point() and each.dim())
+        x = x if mask is None else torch.where(mask, self.hidden, x)
+        return self.map(x.to(dtype))
+
+
 class _Embeddings(nn.Module):
     """Most rows are never seen; the table is read as the head too."""
 
@@ -203,6 +216,7 @@ indexer_with_loss = lambda: Host(_Indexer(is_kept=True))  # noqa: E731
 key_bias = lambda: Host(_KeyBias())  # noqa: E731
 sparse = lambda: Host(_Sparse())  # noqa: E731
 spare_parts = lambda: Host(_SpareParts())  # noqa: E731
+asked_for_its_dtype = lambda: Host(_AskedForItsDtype())  # noqa: E731
 embeddings = _Embeddings
 quantised = lambda: Host(_Quantised())  # noqa: E731
 constants = lambda: Host(_Constants())  # noqa: E731

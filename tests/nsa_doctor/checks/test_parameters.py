@@ -48,6 +48,7 @@ HEALTHY = [
     "key_bias",
     "sparse",
     "spare_parts",
+    "asked_for_its_dtype",
     "embeddings",
     "quantised",
     "constants",
