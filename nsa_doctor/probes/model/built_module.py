@@ -20,7 +20,7 @@ _LENGTH_FOR_TRYING = 17
 _RELATIVE_STEP = 0.1
 _FROM_ZERO = 0.02
 _MOST_KEPT = 8
-_trained: dict[int, tuple[object, bool]] = {}  # by the id of what builds, which is kept alive with it
+_trained: dict[tuple[int, int], tuple[object, bool]] = {}  # by the ids of two functions, which are kept alive with it
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ def comparable_module(subject: Subject, *, mode: Mode = "eval", is_randomised: b
 
 
 def _trains_in_float64(subject: Subject) -> bool:
-    """Whether its forward in training, which may do more, takes float64 too; asked once of what builds it."""
-    build = inspect.unwrap(subject.build)
-    if id(build) not in _trained:
+    """Whether its forward in training, which may do more, takes float64 too; asked once of what builds and calls it."""
+    asked = inspect.unwrap(subject.build), inspect.unwrap(subject.forward)
+    key = id(asked[0]), id(asked[1])
+    if key not in _trained:
         while len(_trained) >= _MOST_KEPT:
             del _trained[next(iter(_trained))]
         with unobserved(), torch.no_grad():
@@ -96,8 +97,8 @@ def _trains_in_float64(subject: Subject) -> bool:
             failed = isinstance(wide, Caught) or isinstance(
                 attempt(lambda: wide(wide.input(_LENGTH_FOR_TRYING))), Caught
             )
-        _trained[id(build)] = build, not failed
-    return _trained[id(build)][1]
+        _trained[key] = asked, not failed
+    return _trained[key][1]
 
 
 def randomise(module: nn.Module, seed: int) -> None:
