@@ -25,6 +25,7 @@ _OF_THE_INPUT = re.compile(
     r"shape|size|dim|channel|mat[12]|broadcast|expected|length|\bd?type\b|'Tensor' object|" + _OF_THE_MACHINE.pattern,
     re.IGNORECASE,
 )
+_OF_OTHER_IDS = re.compile(r"out of (bounds|range)|num_classes|values to unpack|'Tensor' object")
 _OF_THE_WAY = (TypeError, LookupError, ImportError, NotImplementedError)
 _NAMES: dict[str, tuple[str, ...]] = {
     "embeddings": ("inputs_embeds", "hidden_states", "x"),
@@ -119,7 +120,8 @@ def _are_of_no_other_vocabulary(failures: Sequence[tuple[Subject, SubjectFailedE
 
     def is_own(guess: Subject, error: BaseException) -> bool:
         has_line = FrameFilter(guess.packages).of_traceback(error.__traceback__) is not None
-        is_answer = isinstance(error, (IndexError, ImportError, NotImplementedError)) or "'Tensor' object" in str(error)
+        is_answer = isinstance(error, (IndexError, ImportError, NotImplementedError))
+        is_answer |= _OF_OTHER_IDS.search(str(error)) is not None
         is_asked_otherwise = isinstance(error, TypeError) and "argument" in str(error)
         return has_line and not (is_answer or is_asked_otherwise or _OF_THE_MACHINE.search(str(error)))
 

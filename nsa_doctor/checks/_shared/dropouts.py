@@ -18,7 +18,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import saved_generators
 
 LENGTH, _ROWS = 37, 2
-_OF_CONDITIONS = re.compile(r"cond|cfg|guidance|class|label|caption|prompt|text", re.IGNORECASE)
+_OF_CONDITIONS = frozenset({"cond", "uncond", "cfg", "guidance", "caption", "prompt"})  # words of a name
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def shares_in(root: nn.Module) -> Iterator[Share]:
 
 def is_share(name: str, value: object) -> bool:
     """Whether an argument of that name is a share of dropout above zero; not of conditions, which a call may lack."""
-    is_named = "drop" in name.lower() and not _OF_CONDITIONS.search(name)
+    is_named = "drop" in name.lower() and not _OF_CONDITIONS & set(name.lower().split("_"))
     return is_named and isinstance(value, float) and 0 < value < 1
 
 

@@ -73,12 +73,18 @@ def _stepped(begun: BegunLoop, length: int, seed: int) -> tuple[Step, dict[str, 
 
 @contextmanager
 def _below_zero() -> Iterator[list[float]]:
-    """The rates below zero at which optimizers step meanwhile; one that maximises is left alone."""
+    """The rates of steps of optimizers meanwhile that are below zero for all that has a gradient.
+
+    One that maximises is left alone, and so is one that climbs for some parameters alone, as for a multiplier.
+    """
     rates: list[float] = []
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        named = (group.get("lr") for group in optimizer.param_groups if not group.get("maximize"))
-        rates.extend(float(each) for each in named if isinstance(each, (int, float, Tensor)) and float(each) < 0)
+        groups = [group for group in optimizer.param_groups if any(each.grad is not None for each in group["params"])]
+        named = [group.get("lr") for group in groups if not group.get("maximize")]
+        known = [float(each) for each in named if isinstance(each, (int, float, Tensor))]
+        if known and len(known) == len(groups) and max(known) < 0:
+            rates.append(min(known))
 
     hook = register_optimizer_step_pre_hook(look)
     try:

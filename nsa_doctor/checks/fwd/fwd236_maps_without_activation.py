@@ -2,7 +2,7 @@
 
 Detects: a linear layer wider than what it is given and wider than what follows it, whose output another linear layer of
 the same module is given as it is, and nothing else reads; three layers or more in such a row, none of them narrower
-than its ends.
+than the narrower of its ends.
 Matters: two linear maps in a row are one of a lower rank: the width in between costs its parameters and its time, and a
 feed-forward layer without its activation leaves attention alone to be nonlinear.
 Fix: apply the activation between the two; where a linear layer is meant, one is enough.
@@ -41,11 +41,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     again = {(each.first, each.second) for each in _pairs(sp, _LENGTHS[1])} if found else set()
     found = [each for each in found if (each.first, each.second) in again]
     for each in found[:1]:
-        others = (
-            f"; {counted(len(found) - 1, 'more pair' if each.num_layers == 2 else 'more row')} so"
-            if len(found) > 1
-            else ""
-        )
+        kind = "more pair" if all(row.num_layers == 2 for row in found) else "more row"
+        others = f"; {counted(len(found) - 1, kind)} so" if len(found) > 1 else ""
         yield Finding(
             message=f"{_words(each)}{others}",
             where=in_subject(each.place, sp.module),

@@ -1,8 +1,8 @@
 """FWD251 input-without-effect
 
-Detects: a module whose output is the same, bit by bit, for inputs that have nothing in common, in evaluation and with
-    weights moved away from their start, though it learns from its input or has layers of weights. What makes a table,
-    as of positions, is left alone.
+Detects: a module whose output is the same for inputs that have nothing in common, in evaluation, behind a pass in
+    training mode and with weights moved away from their start, though what it computes from its input flows into it.
+    What makes a table, as of positions, is left alone, and so is an output of zeros.
 Matters: it answers the same whatever it is asked; training may go on, by a gradient that goes round it.
 Fix: look at the operation named, which is given other values and gives the same: sums taken apart, an index that is
     always one, a product with zeros.
@@ -22,22 +22,23 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import odd_lengths
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers
-from nsa_doctor.probes.behaviour.blind_output import is_blind, line_of_loss
+from nsa_doctor.probes.behaviour.blind_output import is_blind, is_led_on, line_of_loss
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.model.built_module import built, comparable_module
+from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.subject.contract import Subject
-
-_FEWEST_MATRICES = 2  # one alone may be a table
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     lengths = odd_lengths(subject)
     sp = comparable_module(subject)
-    if not lengths or not all(is_blind(sp, length) for length in lengths) or not _uses_its_input(subject, lengths[0]):
+    if not lengths or not all(is_blind(sp, length) and is_led_on(sp, length) for length in lengths):
+        return
+    if "train" in subject.modes and not _is_blind_once_trained(subject, sp.dtype, lengths[0]):
         return
     operation, place = line_of_loss(sp, lengths[0])
     lost = f"; it is lost in {operation}, which gives the same for other values" if operation else ""
@@ -49,25 +50,20 @@ def run(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _uses_its_input(subject: Subject, length: int) -> bool:
-    """Whether it has layers of weights, or gets a gradient at its input in training."""
-    sp = comparable_module(subject, mode="train")
-    if sum(each.ndim >= 2 for each in sp.module.parameters()) >= _FEWEST_MATRICES:
-        return True
-    x = sp.input(length)
-    if not x.is_floating_point():
-        return False
-    with unobserved(), torch.enable_grad():
-        x.requires_grad_()
-        ended = attempt(lambda: sp(x).sum().backward())
-    return not isinstance(ended, Caught) and x.grad is not None and bool(x.grad.any())
+def _is_blind_once_trained(subject: Subject, dtype: str, length: int) -> bool:
+    """Whether it still is behind a pass in training mode, which may fill what it looks things up in."""
+    sp = built(subject, dtype=dtype, mode="train")
+    with unobserved(), torch.no_grad(), preserved_state():
+        attempt(lambda: subject.forward(sp.module, sp.input(length, batch=2)))
+        sp.module.eval()
+        return is_blind(sp, length)
 
 
 def planted(subject: Subject) -> Subject:
     def sums_apart(module: nn.Module, x: Tensor) -> Tensor:
         output = subject.forward(module, x)
         weights = torch.zeros_like(output).softmax(1)
-        return output.mul(0) + weights.sum(1, keepdim=True)
+        return output.mul(0) + weights.sum(1, keepdim=True)  # ones, whatever comes in
 
     return replace(subject, forward=sums_apart)
 

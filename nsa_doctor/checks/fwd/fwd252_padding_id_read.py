@@ -33,7 +33,7 @@ from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.numerics.compare import baseline
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _PADDING = 37, 10
+_LENGTH, _PADDING, _DRAWS = 37, 10, 3
 _SECOND = slice(1, 2)  # of two rows, which is padded
 
 
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     for number, place in compared_ids(sp, sp.input(length)).items():
         row = PaddedRow(_padding_with(sp, number), length, _PADDING, is_left=False)
         with torch.no_grad():
-            if not is_hidden(sp, _padded_alone(row, number), _PADDING):
+            if not is_hidden(sp, [_padded_alone(sp, length, number, draw) for draw in range(_DRAWS)], _PADDING):
                 continue
             found = baseline(sp, row.input).departure(row.output(), _SECOND, row.own, expected=row.alone())
         if found is not None:
@@ -69,10 +69,13 @@ def _padding_with(sp: BuiltModule, number: int) -> BuiltModule:
     return replace(sp, subject=replace(sp.subject, padded=partial(padded, sp.subject)))
 
 
-def _padded_alone(row: PaddedRow, number: int) -> Tensor:
-    ids = row.input[1:].clone()
-    ids[:, row.own.stop :] = number
-    return ids
+def _padded_alone(sp: BuiltModule, length: int, number: int, draw: int) -> tuple[Tensor, Tensor]:
+    """A row with that id at its end, and the same row with others there."""
+    ids = sp.input(length, seed=sp.subject.seed + draw)
+    other = torch.where(ids == number, (ids + 1) % sp.subject.width, ids)
+    padded = other.clone()
+    padded[:, -_PADDING:] = number
+    return padded, other
 
 
 def planted(subject: Subject) -> Subject:

@@ -46,7 +46,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     wrong = [(each, "is computed in every pass, and nothing reads it") for each in found.values() if each.instead]
     lines = {each.place.line_text for each, _ in wrong}
     dropped = [each for each in dropped_in(subject.build(subject.seed)) if each.place.line_text not in lines]
-    wrong += [(each, f"{_dropped(each)} in a method that no pass need come to") for each in dropped]
+    reached = {each.place.line_text for each in found.values()}
+    wrong += [(each, _dropped(each, is_reached=each.place.line_text in reached)) for each in dropped]
     lines |= {each.place.line_text for each in dropped}
     for each, how in wrong[:MOST_FINDINGS]:
         message = f"{each.name} {how}; {each.instead}"
@@ -57,8 +58,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         yield Note(message=f"{each.name} is computed in every pass, and nothing reads it", where=each.place)
 
 
-def _dropped(unread: Unread) -> str:
-    return "is read by nothing" if unread.name.isidentifier() else "stands by itself"
+def _dropped(unread: Unread, *, is_reached: bool) -> str:
+    if is_reached:
+        return "is computed in every pass, and nothing reads it"
+    how = "is read by nothing" if unread.name.isidentifier() else "stands by itself"
+    return f"{how} in a method that no pass need come to"
 
 
 def _unread(subject: Subject, mode: Mode, length: int) -> dict[tuple[str, str], Unread]:

@@ -13,7 +13,6 @@ Example:
     scores = torch.einsum("bghqd,bhkd->bghqk", q, k)
 """
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -30,7 +29,6 @@ from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ANOTHER_SEED = 37, 31337
-_NUMBER = re.compile(r"\d+")
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -62,9 +60,19 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 
 def _unlike(root: nn.Module, name: str, summed: Collection[str]) -> str:
-    """The same parameter of another of these layers, whose rows act one by one: what it is given makes it so."""
-    alike = (other for other, _ in root.named_parameters() if _NUMBER.sub("#", other) == _NUMBER.sub("#", name))
+    """The same parameter of another layer of a list, whose rows act one by one: what it is given makes it so."""
+    shapes = {other: (_role(root, other), each.shape) for other, each in root.named_parameters()}
+    alike = (other for other in shapes if shapes[other] == shapes.get(name) and other != name)
     return next((other for other in alike if other not in summed), "")
+
+
+def _role(root: nn.Module, name: str) -> tuple[str, ...]:
+    """The parts of a parameter's name, without where it stands in lists of modules or parameters."""
+    parts, role = name.split("."), list[str]()
+    for index, part in enumerate(parts):
+        holder = root.get_submodule(".".join(parts[:index]))
+        role.append("#" if isinstance(holder, (nn.ModuleList, nn.ParameterList)) else part)
+    return tuple(role)
 
 
 def _summed(sp: BuiltModule) -> list[Summed]:

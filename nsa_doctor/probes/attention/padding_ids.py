@@ -1,6 +1,7 @@
 """Ids that a subject hides by itself, as padding: it compares its input with one, and attends to no such token."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,10 +31,30 @@ def compared_ids(sp: BuiltModule, x: Tensor) -> Mapping[int, Place]:
     return {number: place for number, place in watch.found.items() if 0 <= number < sp.subject.width}
 
 
-def is_hidden(sp: BuiltModule, x: Tensor, num_padding: int) -> bool:
-    """Whether no token attends to the last of x [1, S], somewhere: their weights are zero, or a mask says so."""
-    recording = recording_of(sp, lambda: sp(x))
+def is_hidden(sp: BuiltModule, draws: Sequence[tuple[Tensor, Tensor]], num_padding: int) -> bool:
+    """Whether it is that id that keeps tokens from attending to the last ones of x [1, S].
+
+    Of each draw the first holds the id there, and the second others, which somebody attends to.
+    """
+    return all(_is_hidden(sp, x, num_padding) and not _is_hidden(sp, other, num_padding) for x, other in draws)
+
+
+def _is_hidden(sp: BuiltModule, x: Tensor, num_padding: int) -> bool:
+    """Whether no token before the last attends to one of them, somewhere: their weights are zero, or a mask says so."""
+    with _taken_apart():
+        recording = recording_of(sp, lambda: sp(x))
     return any(_hides(each, x.shape[1], num_padding) for each in recording.operations)
+
+
+@contextmanager
+def _taken_apart() -> Iterator[None]:
+    """Layers of torch's own are not run by one operation meanwhile."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)
 
 
 def _hides(operation: Operation, length: int, num_padding: int) -> bool:
@@ -48,8 +69,11 @@ def _hides(operation: Operation, length: int, num_padding: int) -> bool:
 
 
 def _leaves_out(shown: Tensor, length: int, num_padding: int) -> bool:
-    is_of_keys = shown.ndim > 1 and shown.shape[-1] >= length
-    return is_of_keys and not bool(shown[..., -num_padding:].any()) and bool(shown[..., :-num_padding].any(-1).all())
+    """Whether every query but the last, which are padding too, is shown keys, and none of the last."""
+    if shown.ndim < 2 or shown.shape[-1] < length:
+        return False
+    queries = shown if shown.shape[-2] < length else shown[..., :-num_padding, :]
+    return not bool(queries[..., -num_padding:].any()) and bool(queries[..., :-num_padding].any(-1).all())
 
 
 class _Comparisons(TorchFunctionMode):

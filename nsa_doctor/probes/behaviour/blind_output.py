@@ -5,21 +5,41 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.gradients.detached_params import PathWatch
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.recording import Operation, Recording
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.draws import Generators
+from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.probes.numerics.paired_operations import aligned
 
-_NUM_INPUTS = 3
+_NUM_INPUTS, _LOUD = 3, 16.0
+_ROUNDINGS = 64.0
 
 
 def is_blind(sp: BuiltModule, length: int) -> bool:
-    """Whether inputs that have nothing in common give one output, bit by bit."""
+    """Whether other inputs, and loud ones, give one output but for rounding, which is not zero and nothing drawn."""
+    inputs = _inputs(sp, length)
+    inputs += [_LOUD * each for each in inputs[1:] if each.is_floating_point()]
+    if any(torch.equal(each, inputs[0]) for each in inputs[1:]):
+        return False  # as the one id of a vocabulary
+    seed_everything(sp.subject.seed)  # as each call begins
+    generators = Generators()
     with torch.no_grad():
-        outputs = [sp(each).clone() for each in _inputs(sp, length)]
-    return all(torch.equal(each, outputs[0]) for each in outputs[1:])
+        outputs = [sp(each).clone() for each in inputs]
+    is_one = all(_are_equal([each], [outputs[0]]) for each in outputs[1:])
+    return is_one and bool((outputs[0] != 0).any()) and not generators.drawn_from()
+
+
+def is_led_on(sp: BuiltModule, length: int) -> bool:
+    """Whether something computed from the input flows into the output; what makes a table computes nothing from it."""
+    x = sp.input(length)
+    watch = PathWatch(FrameFilter(sp.subject.packages), [x])
+    with torch.enable_grad(), preserved_state(), watch.watching():
+        return watch.reaches([sp.call(x)])
 
 
 def line_of_loss(sp: BuiltModule, length: int) -> tuple[str, Place]:
@@ -54,4 +74,11 @@ def _last_that_gives_the_same(one: Recording, other: Recording) -> Operation | N
 
 
 def _are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(some) == len(others) and all(map(torch.equal, some, others))
+    """But for rounding, where they are no whole numbers."""
+    return len(some) == len(others) and all(map(_is_equal, some, others))
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point() or one.shape != other.shape or not one.numel():
+        return torch.equal(one, other)
+    return bool((one - other).abs().max() <= _ROUNDINGS * torch.finfo(one.dtype).eps * one.abs().max())

@@ -19,6 +19,7 @@ from nsa_doctor.probes.tensors.operations import tensors_in
 
 _NEW_VALUES = ("zeros", "ones", "empty", "rand", "randn", "randint", "full", "new_", "arange", "bernoulli")
 _CASTS = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "mul", "__mul__", "__rmul__")
+_BY_EXAMPLE = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # of the first; the second is a pattern
 _TO_PYTHON = ("item", "tolist", "numpy", "__float__", "__array__")
 
 
@@ -130,7 +131,8 @@ class PathWatch:
         self._account(name, given, made)
 
     def _account(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
-        reached = [self._followed[id(t)] for t in given if id(t) in self._followed]
+        valued = given[:1] if name in _BY_EXAMPLE else given
+        reached = [self._followed[id(t)] for t in valued if id(t) in self._followed]
         if not reached or name.startswith(_NEW_VALUES):
             return
         cuts = frozenset[int]().union(*(each.cuts for each in reached))

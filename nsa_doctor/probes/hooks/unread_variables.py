@@ -26,11 +26,13 @@ _OF_TENSORS = frozenset(
 )
 
 
-# What gives a changed copy of what it is called on, value for value, or in another order.
-_CHANGING = _OF_TENSORS - {"unsqueeze", "fill_diagonal"} | frozenset(
+# What gives a changed copy of what it is called on, value for value, or in another order: by torch's functions, whose
+# names others' methods may have, and by methods of tensors alone. What a debugger looks at, as a softmax, is none.
+_CHANGING_METHODS = _OF_TENSORS - {"unsqueeze", "fill_diagonal", "softmax", "rsqrt"}
+_CHANGING = _CHANGING_METHODS | frozenset(
     {
         *("where", "index_put", "scatter", "roll", "flip", "clamp", "clip", "dropout", "normalize", "layer_norm"),
-        *("rms_norm", "batch_norm", "group_norm", "log_softmax", "sigmoid", "tanh", "relu", "gelu", "silu", "softplus"),
+        *("rms_norm", "batch_norm", "group_norm"),
     }
 )
 _LIBRARIES = ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
@@ -71,11 +73,21 @@ def dropped_in(module: nn.Module) -> Iterator[Unread]:
     kinds = {type(part): part for part in module.modules() if not type(part).__module__.startswith("torch.")}
     found: dict[tuple[str, int], Unread] = {}
     for part in kinds.values():
-        for file, method in methods_of(part):
+        for file, method in _methods_used(part):
             for node, name, instead in (*_calls_dropped(method), *_copies_dropped(method)):
                 place = Place(file=file, line=node.lineno, function=method.name)
                 found[file, node.lineno] = Unread(name, place, instead)
     yield from found.values()
+
+
+def _methods_used(part: nn.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Its methods, but for those that a nearer class has in their place and does not call."""
+    nearer: dict[str, bool] = {}
+    for file, method in methods_of(part):
+        if nearer.get(method.name, True):
+            yield file, method
+        names = {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
+        nearer[method.name] = nearer.get(method.name, True) and "super" in names
 
 
 def _calls_dropped(method: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
@@ -95,34 +107,42 @@ def _copies_dropped(method: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str,
     kept = read.union(*(_names_of(node) for node in shared))
     own = {node.arg for node in ast.walk(method) if isinstance(node, ast.arg)}
     own |= {node.id for node in named if isinstance(node.ctx, ast.Store)}
+    scopes = [node for node in ast.walk(method) if isinstance(node, (ast.Try, ast.ClassDef))]  # tried, or no variables
+    apart = {id(node) for scope in scopes for node in ast.walk(scope)}
     for node in ast.walk(method):
         target = _target(node)
-        if target is None or target in kept or target.startswith("_") or not isinstance(node, ast.stmt):
+        is_apart = target is None or target in kept or target.startswith("_") or id(node) in apart
+        if is_apart or not isinstance(node, ast.stmt):
             continue
-        of = _changed_by(getattr(node, "value", None)) & own - {"self", "cls"}
-        later = [each for each in named if isinstance(each.ctx, ast.Load) and each.id in of]
-        later = [each for each in later if each.lineno > (node.end_lineno or node.lineno)]
-        first = min(later, key=lambda each: each.lineno, default=None)
+        of = [name for name in _changed_by(getattr(node, "value", None)) if name in own - {"self", "cls"}]
+        last = node.end_lineno or node.lineno
+        later = {name: [at for at in named if at.id == name and at.lineno > last] for name in of}
+        first = next((min(reads, key=lambda at: at.lineno) for name in of if (reads := later[name])), None)
         if first is not None:
-            yield node, target, f"line {first.lineno} reads {first.id} in its place"
+            yield node, str(target), f"line {first.lineno} reads {first.id} in its place"
 
 
-def _changed_by(call: ast.expr | None) -> set[str]:
-    """The variables of which a call gives a changed copy."""
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _CHANGING:
-        return set()
-    if {each.arg for each in call.keywords} & {"inplace", "out"}:
-        return set()
-    library = ast.unparse(call.func.value)
-    given = [*call.args] if library in _LIBRARIES else [call.func.value, *call.args]
-    of = given[1:3] if call.func.attr == "where" and library in _LIBRARIES else given[:1]
-    return {each.id for each in of if isinstance(each, ast.Name)}
+def _changed_by(call: ast.expr | None) -> list[str]:
+    """The variables of which a call gives a changed copy, what it is most likely meant to change first."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return []
+    library, name = ast.unparse(call.func.value), call.func.attr
+    is_of_torch = library in _LIBRARIES
+    if name not in (_CHANGING if is_of_torch else _CHANGING_METHODS) or _is_written(call):
+        return []
+    given = [*call.args] if is_of_torch else [call.func.value, *call.args]
+    of = given[2:0:-1] if name == "where" else given[:1]  # of two choices the second is what stays
+    return [each.id for each in of if isinstance(each, ast.Name)]
+
+
+def _is_written(call: ast.Call) -> bool:
+    return bool({each.arg for each in call.keywords} & {"inplace", "out"})
 
 
 def _is_of_tensor(call: ast.Call, function: ast.Attribute) -> bool:
     first = ast.unparse(function.value).split(".")[0]
-    is_written = bool({each.arg for each in call.keywords} & {"inplace", "out"})
-    return function.attr in _OF_TENSORS and first not in ("self", "torch", "F", "nn", "np", "cls") and not is_written
+    is_own = first not in ("self", "torch", "F", "nn", "np", "cls")
+    return function.attr in _OF_TENSORS and is_own and not _is_written(call)
 
 
 def _in_place(name: str) -> str:

@@ -152,7 +152,8 @@ class Observer:
         if x is None or is_traced():  # where every use of a tensor is seen, looking at one would be a use
             return call
         rows, length = (int(x.shape[0]), int(x.shape[1])) if x.ndim > 1 else (1, 0)
-        dtypes = _dtypes([x]) or _dtypes(module.parameters()) or _dtypes(module.buffers())
+        held, own = _dtypes(module.parameters()) or _dtypes(module.buffers()), {self.subject.dtype}
+        dtypes = (_dtypes([x]) or own) if not held or own <= held else held
         return replace(
             call,
             batch=rows,

@@ -97,9 +97,20 @@ def _with_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return x * mask
 
 
+def _takes_four_kinds(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.one_hot(x, 4).float()
+
+
+def _takes_codebooks(x: torch.Tensor) -> torch.Tensor:
+    rows, length, books = x.shape
+    return x * (rows + length + books)
+
+
 @pytest.mark.parametrize(
     ("compute", "is_failure"),
     [
+        (_takes_four_kinds, False),
+        (_takes_codebooks, False),
         (_forgets_to_embed, True),
         (_reads_nothing, True),
         (_wants_another, False),

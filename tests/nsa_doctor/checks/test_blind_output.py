@@ -56,6 +56,51 @@ class Starting(nn.Module):
         return self.down(inner.relu())
 
 
+class Drawing(Starting):
+    """In evaluation a sample, of nothing that it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if self.training else torch.randn_like(x) + 0 * x)
+
+
+class Filled(Quantised):
+    """Its codebook is empty until a pass in training fills it."""
+
+    def __init__(self) -> None:
+        super().__init__(together)
+        self.codebook.zero_()
+        self.bias = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.codebook.any():
+            self.codebook.copy_(x.detach().flatten(0, 1)[:16])
+        return super().forward(x) + self.bias
+
+
+class Queries(nn.Module):
+    """Maps of learned tables of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.columns = (nn.Parameter(torch.randn(16, WIDTH)) for _ in range(2))
+        self.map, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1], device=x.device)
+        return self.out(self.map(self.rows[at // 16] + self.columns[at % 16]).tanh()).expand(len(x), -1, -1)
+
+
+class Soft(nn.Module):
+    """Weights that sum to one, taken apart from what they weigh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.rows = nn.Linear(WIDTH, 16), nn.Parameter(torch.randn(16, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return apart(self.scores(x).softmax(-1), self.rows)
+
+
 def apart(chosen: Tensor, codebook: Tensor) -> Tensor:
     return torch.einsum("bni,jd->bnd", chosen, codebook.to(chosen))  # here
 
@@ -80,8 +125,8 @@ def examined(make: Callable[[], nn.Module], code: str = "FWD251", **others: obje
 
 @pytest.mark.parametrize(
     ("make", "operation"),
-    [(lambda: Quantised(apart), "sum"), (lambda: Starting(0.0), "mul")],
-    ids=["sums taken apart", "a product with zeros"],
+    [(lambda: Quantised(apart), "sum"), (lambda: Starting(0.0), "mul"), (Soft, "sum")],
+    ids=["sums taken apart", "a product with zeros", "soft weights taken apart"],
 )
 def test_what_answers_the_same_is_found_at_the_operation_that_loses_it(
     make: Callable[[], nn.Module], operation: str
@@ -96,8 +141,8 @@ def test_what_answers_the_same_is_found_at_the_operation_that_loses_it(
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Quantised(together), Sines, Starting, nn.Identity],
-    ids=["a codebook", "a table", "zeros to begin with", "nothing"],
+    [lambda: Quantised(together), Sines, Starting, nn.Identity, Drawing, Filled, Queries],
+    ids=["a codebook", "a table", "zeros to begin with", "nothing", "a sample", "filled in training", "two tables"],
 )
 def test_what_reads_its_input_and_what_makes_a_table_is_silent(make: Callable[[], nn.Module]) -> None:
     result = examined(make)

@@ -39,6 +39,23 @@ class Corrupting(nn.Module):
         kept += ids
         return self(ids)
 
+    def looked_at(self, ids: Tensor) -> Tensor:
+        weights = ids.softmax(-1)  # noqa: F841
+        try:
+            shown = ids.nan_to_num()  # noqa: F841
+        except RuntimeError:
+            return ids
+
+        class Limits:
+            low = ids.clamp_min(0)
+
+        return self(ids) + Limits.low
+
+    def by_another(self, ids: Tensor, meter: "Corrupting") -> Tensor:
+        moved = meter.roll(ids)  # noqa: F841
+        fitted = meter.normalize(ids)  # noqa: F841
+        return meter(ids)
+
     def named(self, ids: Tensor) -> dict[str, Tensor]:
         given = torch.relu(ids)
         return {**locals(), "ids": ids}

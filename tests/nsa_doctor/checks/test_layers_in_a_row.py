@@ -118,6 +118,45 @@ def test_three_maps_in_a_row_that_are_no_bottleneck_are_one() -> None:
     assert finding.where.module == "0.2"
 
 
+class WithActivation(nn.Linear):
+    """A layer with its activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x))
+
+
+class Shared(nn.Module):
+    """Of two layers in turn the second is used once more, behind an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(DIM, DIM) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(F.gelu(self.b(self.a(x)))))
+
+
+class InTurn(Shared):
+    """The same two layers twice, with nothing in between."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.b(self.a(x))
+        return F.gelu(self.c(x))
+
+
+def hooked() -> nn.Module:
+    layers = stack(DIM, DIM, DIM, DIM)
+    for each in layers:
+        each.register_forward_hook(lambda _layer, _given, answer: F.gelu(answer))
+    return layers
+
+
+def test_two_layers_that_are_used_in_turn_are_in_a_row() -> None:
+    (finding,) = examined("FWD236", InTurn).findings
+    assert finding.message.startswith("5 linear layers, a to c, are each given what the one before makes")
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -133,10 +172,13 @@ def test_three_maps_in_a_row_that_are_no_bottleneck_are_one() -> None:
         lambda: nn.TransformerEncoderLayer(DIM, 2, 4 * DIM, 0.0, batch_first=True),
         lambda: stack(DIM, DIM, DIM),
         lambda: stack(DIM, 4, 4, DIM),
+        lambda: nn.Sequential(*(WithActivation(DIM, DIM) for _ in range(3))),
+        Shared,
+        hooked,
     ],
     ids=[
         *("gelu", "in place", "copied", "narrow", "read twice", "detached", "kept", "of long", "as wide", "of torch"),
-        *("two alike", "narrow in between"),
+        *("two alike", "narrow in between", "with activations", "shared", "hooked"),
     ],
 )
 def test_an_activation_another_reader_or_a_narrow_middle_is_silent(make: Callable[[], nn.Module]) -> None:

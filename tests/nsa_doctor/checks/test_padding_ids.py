@@ -3,6 +3,7 @@ is left alone.
 """
 
 import linecache
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,10 +45,48 @@ class Encoder(nn.Module):
         return self.out(x)
 
 
-def examined(kind: str) -> Result:
+class OfTorch(nn.Module):
+    """Torch's own layers, whose padding a convolution before them reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.conv = nn.Embedding(32, DIM), nn.Conv1d(DIM, DIM, 5, padding=2)
+        layer = nn.TransformerEncoderLayer(DIM, 2, 16, batch_first=True)
+        self.layers, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(DIM, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + self.conv(x.mT).mT  # here
+        return self.out(self.layers(x, src_key_padding_mask=ids == PAD))
+
+
+class Flagged(nn.Module):
+    """Marks one id, and hides something else: what it fills up, a rest of the vocabulary, all but the first tokens."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.what = nn.Embedding(32, DIM), nn.Linear(DIM, 3 * DIM), what
+        self.out, self.flag = nn.Linear(DIM, 64), nn.Parameter(torch.randn(DIM))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + (ids == MASK)[..., None] * self.flag
+        length = x.shape[1]
+        x = F.pad(x, (0, 0, 0, -length % 16)) if self.what == "blocks" else x
+        q, k, v = self.qkv(x).chunk(3, -1)
+        last = {"blocks": length, "first": 8}.get(self.what, length)
+        hidden = torch.arange(x.shape[1], device=x.device) >= last
+        x = (x + (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v)[:, :length]
+        logits = self.out(x)
+        if self.what == "vocabulary":
+            return logits.masked_fill(torch.arange(64, device=x.device) >= 50, -torch.inf).softmax(-1)
+        return logits
+
+
+def examined(kind: str | Callable[[], nn.Module]) -> Result:
+    make = kind if callable(kind) else lambda: Encoder(kind)
     subject = Subject(
         name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Encoder(kind))[1],
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
         forward=lambda module, ids: module(ids),
         input="tokens",
         width=32,
@@ -58,8 +97,8 @@ def examined(kind: str) -> Result:
     return run_check(registry.load("FWD252"), subject)
 
 
-@pytest.mark.parametrize("kind", ["", "fused", "tensor", "marks"])
-def test_what_reads_an_id_that_attention_hides_is_found(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["", "fused", "tensor", "marks", OfTorch])
+def test_what_reads_an_id_that_attention_hides_is_found(kind: str | Callable[[], nn.Module]) -> None:
     (finding,) = examined(kind).findings
     assert "with 10 tokens of id 0 behind them, which is hidden as padding at test_padding_ids.py:" in finding.message
     assert linecache.getline(finding.where.file, finding.where.line).rstrip().endswith("# here")
@@ -68,4 +107,10 @@ def test_what_reads_an_id_that_attention_hides_is_found(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["heeds", "heeds fused", "heeds tensor marks", "unhidden", "unhidden marks"])
 def test_padding_that_nothing_reads_and_ids_that_nothing_hides_are_silent(kind: str) -> None:
     result = examined(kind)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize("what", ["blocks", "vocabulary", "first"])
+def test_an_id_beside_what_is_hidden_for_another_end_is_none_of_padding(what: str) -> None:
+    result = examined(lambda: Flagged(what))
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
