@@ -1,6 +1,8 @@
 """Training loops that climb, by their optimizer's step or by its rate, and such in which a loss may rise."""
 
+import itertools
 import linecache
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core import registry
-from nsa_doctor.core.finding import Verdict
+from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.subject.training_loop import TrainingLoop
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.test_training_loops import Model, subject
@@ -65,14 +67,16 @@ OPTIMIZERS = {  # and whether a loop with it climbs, and the words of its line
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_loop_that_climbs_is_found_at_its_optimizer(name: str) -> None:
-    make, line = OPTIMIZERS[name]
+def looping(
+    make: Callable[[Model], Any], before: Callable[[Any, int], None] = lambda optimizer, number: None
+) -> Result:
+    """What GRD206 says of steps of an optimizer, each with something done to it before, by its number."""
 
     def begins(model: Model) -> TrainingLoop:
-        optimizer = make(model.parameters())
+        optimizer, numbers = make(model), itertools.count()
 
         def step(batches: list[Tensor]) -> Tensor:
+            before(optimizer, next(numbers))
             optimizer.zero_grad()
             loss = torch.stack([model.eval()(ids).square().mean() for ids in batches]).mean()
             loss.backward()
@@ -81,7 +85,13 @@ def test_a_loop_that_climbs_is_found_at_its_optimizer(name: str) -> None:
 
         return TrainingLoop(step=step)
 
-    findings = run_check(registry.load("GRD206"), subject(loop=begins, train_step=None)).findings
+    return run_check(registry.load("GRD206"), subject(loop=begins, train_step=None))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loop_that_climbs_is_found_at_its_optimizer(name: str) -> None:
+    make, line = OPTIMIZERS[name]
+    findings = looping(lambda model: make(model.parameters())).findings
     assert ["along the gradient of the loss that it returns" in finding.message for finding in findings] == [
         True
     ] * bool(line)
@@ -91,39 +101,34 @@ def test_a_loop_that_climbs_is_found_at_its_optimizer(name: str) -> None:
 
 @pytest.mark.parametrize("first", [-1, 0, 1])
 def test_a_warm_up_that_begins_below_zero_is_found(first: int) -> None:
-    def begins(model: Model) -> TrainingLoop:
-        optimizer, rates = torch.optim.AdamW(model.parameters()), iter(range(first, 100))
+    def warm_up(optimizer: torch.optim.Optimizer, number: int) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-3 * (first + number)
 
-        def step(batches: list[Tensor]) -> Tensor:
-            optimizer.param_groups[0]["lr"] = 1e-3 * next(rates)
-            optimizer.zero_grad()
-            loss = torch.stack([model.eval()(ids).square().mean() for ids in batches]).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return TrainingLoop(step=step)
-
-    findings = run_check(registry.load("GRD206"), subject(loop=begins, train_step=None)).findings
+    findings = looping(lambda model: torch.optim.AdamW(model.parameters()), warm_up).findings
     assert ["at a rate of -0.001, below zero" in each.message for each in findings] == [True] * (first < 0)
+
+
+def test_a_rate_below_zero_of_some_parameters_alone_is_silent() -> None:
+    """A multiplier climbs where the rest descends."""
+
+    def make(model: Model) -> torch.optim.Optimizer:
+        head = list(model.head.parameters())
+        rest = [each for name, each in model.named_parameters() if not name.startswith("head")]
+        return torch.optim.SGD([{"params": head}, {"params": rest}], lr=1e-3)
+
+    def turn(optimizer: torch.optim.Optimizer, number: int) -> None:
+        optimizer.param_groups[0]["lr"] = -1e-3
+
+    assert not [each for each in looping(make, turn).findings if "below zero" in each.message]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_gradients_of_a_sparse_embedding_are_followed_too(sign: float) -> None:
-    def begins(model: Model) -> TrainingLoop:
+    def make(model: Model) -> Any:
         model.embed.sparse = True
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2) if sign > 0 else by_hand(model.parameters())
+        return torch.optim.SGD(model.parameters(), lr=1e-2) if sign > 0 else by_hand(model.parameters())
 
-        def step(batches: list[Tensor]) -> Tensor:
-            optimizer.zero_grad()
-            loss = torch.stack([model.eval()(ids).square().mean() for ids in batches]).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return TrainingLoop(step=step)
-
-    result = run_check(registry.load("GRD206"), subject(loop=begins, train_step=None))
+    result = looping(make)
     assert result.verdict is (Verdict.PASS if sign > 0 else Verdict.FAIL), result.reason
 
 

@@ -103,6 +103,19 @@ class InParts(nn.Module):
         return self.head(self.embed(ids))
 
 
+def in_parts(step: Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor]) -> Subject:
+    return Subject(
+        name="tests",
+        build=lambda seed: InParts(),
+        forward=lambda module, x: module(x),
+        input="tokens",
+        width=61,
+        max_length=64,
+        train_step=step,
+        packages=("tests",),
+    )
+
+
 @pytest.mark.parametrize(("off", "wrong"), [(1, 0), (0, 1)])
 @pytest.mark.parametrize("lay", ["rows", "channels first"])
 def test_a_step_that_calls_parts_of_the_module_is_asked_for_its_targets(off: int, wrong: int, lay: str) -> None:
@@ -116,16 +129,7 @@ def test_a_step_that_calls_parts_of_the_module_is_asked_for_its_targets(off: int
         loss.backward()
         return loss
 
-    subject = Subject(
-        name="tests",
-        build=lambda seed: InParts(),
-        forward=lambda module, x: module(x),
-        input="tokens",
-        width=61,
-        max_length=64,
-        train_step=step,
-    )
-    messages = [each.message for each in findings(replace(subject, packages=("tests",)), "GRD207")]
+    messages = [each.message for each in findings(in_parts(step), "GRD207")]
     assert [each.startswith("targets are the tokens just read") for each in messages] == [True] * wrong
 
 
@@ -138,17 +142,7 @@ def test_a_step_that_puts_a_token_before_the_first_predicts_each_from_those_befo
         loss.backward()
         return loss
 
-    subject = Subject(
-        name="tests",
-        build=lambda seed: InParts(),
-        forward=lambda module, x: module(x),
-        input="tokens",
-        width=61,
-        max_length=64,
-        train_step=step,
-        packages=("tests",),
-    )
-    messages = [each.message for each in findings(subject, "GRD207")]
+    messages = [each.message for each in findings(in_parts(step), "GRD207")]
     assert [each.startswith("targets are the tokens just read") for each in messages] == [True] * (not is_shifted)
 
 
