@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -110,16 +110,7 @@ def together(chosen: Tensor, codebook: Tensor) -> Tensor:
 
 
 def examined(make: Callable[[], nn.Module], code: str = "FWD251", **others: object) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        max_length=80,
-        packages=("tests",),
-        **others,  # type: ignore[arg-type]
-    )
+    subject = small_subject(make, width=WIDTH, max_length=80, **others)
     return run_check(registry.load(code), subject)
 
 

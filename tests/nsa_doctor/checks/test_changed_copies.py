@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core import registry
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -62,14 +62,7 @@ class Corrupting(nn.Module):
 
 
 def test_a_changed_copy_that_nothing_reads_is_found_in_a_method_that_no_pass_comes_to() -> None:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: Corrupting(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-    )
+    subject = small_subject(Corrupting, width=WIDTH)
     (finding,) = run_check(registry.load("GRD213"), subject).findings
     line = Corrupting.loss.__code__.co_firstlineno + 1
     assert finding.message == (

@@ -15,6 +15,7 @@ from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
+from tests.nsa_doctor.small_subjects import small_subject
 
 CODES = ("FWD201", "FWD202", "FWD203", "FWD204", "FWD205", "FWD206", "FWD207", "FWD208")
 Faulty = Callable[..., LocalMeasurer]
@@ -88,16 +89,7 @@ def test_an_input_that_is_overwritten_in_one_kind_alone_is_found(kind: str) -> N
 
 
 def embedding_subject(make: Callable[[], nn.Module], seed: int = 0) -> Subject:
-    return Subject(
-        name="tests",
-        build=lambda seed: make(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=8,
-        max_length=80,
-        seed=seed,
-        packages=("tests",),
-    )
+    return small_subject(make, width=8, max_length=80, seed=seed)
 
 
 def test_ids_that_ascend_are_tried_too() -> None:

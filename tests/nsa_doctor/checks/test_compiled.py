@@ -8,8 +8,8 @@ from torch import nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 
 @torch.library.custom_op("nsa_doctor_tests::doubled", mutates_args=())
@@ -114,15 +114,7 @@ def forgotten() -> None:
 
 
 def examined(kind: type[Layer]) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: Stacked(kind),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=8,
-        packages=("tests",),
-        max_length=67,
-    )
+    subject = small_subject(lambda: Stacked(kind), width=8, max_length=67)
     return run_check(registry.load("FWD228"), subject)
 
 

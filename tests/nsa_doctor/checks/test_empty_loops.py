@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -125,14 +125,7 @@ class IsNeverCalled(Layer):
 
 
 def findings(kind: Callable[[], nn.Module]) -> tuple[Finding, ...]:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: kind(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-    )
+    subject = small_subject(kind, width=WIDTH)
     return run_check(registry.load("FWD249"), subject).findings
 
 

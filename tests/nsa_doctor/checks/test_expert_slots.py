@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH, NUM, CAPACITY = 8, 4, 40
 Numbering = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -83,14 +83,7 @@ class Projected(nn.Module):
 
 
 def examined(build: Callable[[], nn.Module]) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), build())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-    )
+    subject = small_subject(build, width=WIDTH)
     return run_check(registry.load("FWD250"), subject)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -44,15 +44,7 @@ def by_tokens(module: Any, x: Tensor, state: Tensor | None = None) -> tuple[Tens
 
 
 def examined(make: Callable[[], nn.Module], fed: Fed | None = by_tokens) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        profile="smoke",
-    )
+    subject = small_subject(make, width=WIDTH, profile="smoke")
     return run_check(registry.load("FWD244"), replace(subject, prefill=fed, step=fed) if fed else subject)
 
 

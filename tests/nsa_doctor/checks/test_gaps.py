@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 Seen = Callable[[Tensor, Tensor, int], Tensor]
@@ -129,17 +129,7 @@ def free(dim: int) -> Callable[..., Tensor]:
 
 
 def result_of(make: Callable[[], nn.Module], dtype: str = "float32") -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        max_length=256,
-        spec=("bidirectional",),
-        dtype=dtype,
-    )
+    subject = small_subject(make, width=WIDTH, max_length=256, spec=("bidirectional",), dtype=dtype)
     return run_check(registry.load("FWD227"), subject)
 
 

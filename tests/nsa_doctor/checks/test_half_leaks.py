@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 16
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -76,16 +76,7 @@ def examined(weigh: Weigh, seed: int = 0) -> Result:
 
 
 def result_of(make: Callable[[], nn.Module], seed: int = 0) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        max_length=256,
-        seed=seed,
-    )
+    subject = small_subject(make, width=WIDTH, max_length=256, seed=seed)
     return run_check(registry.load("FWD201"), subject)
 
 

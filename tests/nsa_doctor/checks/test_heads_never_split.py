@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 DIM, HEADS = 32, 4
 
@@ -93,15 +93,7 @@ class Biased(nn.Module):
 
 
 def examined(module: nn.Module) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: module,
-        forward=lambda m, x: m(x),
-        input="embeddings",
-        width=DIM,
-        max_length=128,
-        packages=("tests",),
-    )
+    subject = small_subject(lambda: module, width=DIM, max_length=128)
     return run_check(registry.load("FWD235"), subject)
 
 

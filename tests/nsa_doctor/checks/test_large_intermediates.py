@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -32,16 +32,7 @@ class MeanOfExponentials(nn.Linear):
 
 
 def examined(share: float, seed: int) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), MeanOfExponentials(share))[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        max_length=300,
-        seed=seed,
-    )
+    subject = small_subject(lambda: MeanOfExponentials(share), width=WIDTH, max_length=300, seed=seed)
     return run_check(registry.load("FWD201"), subject)
 
 

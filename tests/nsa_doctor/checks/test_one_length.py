@@ -11,6 +11,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -28,16 +29,7 @@ class AtOneLength(nn.Linear):
 
 
 def examined(code: str, make: Callable[[], nn.Module], *spec: str) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        max_length=300,
-        spec=spec,
-    )
+    subject = small_subject(make, width=WIDTH, max_length=300, spec=spec)
     return run_check(registry.load(code), subject)
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 DIM, PAD, MASK = 8, 0, 1
 
@@ -84,16 +84,7 @@ class Flagged(nn.Module):
 
 def examined(kind: str | Callable[[], nn.Module]) -> Result:
     make = kind if callable(kind) else lambda: Encoder(kind)
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, ids: module(ids),
-        input="tokens",
-        width=32,
-        max_length=80,
-        packages=("tests",),
-        spec=("bidirectional",),
-    )
+    subject = small_subject(make, input="tokens", width=32, max_length=80, spec=("bidirectional",))
     return run_check(registry.load("FWD252"), subject)
 
 

@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -28,15 +27,7 @@ class Pooled(nn.Module):
 
 
 def examined(code: str, **options: Any) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Pooled(**options))[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        max_length=80,
-        packages=("tests",),
-    )
+    subject = small_subject(lambda: Pooled(**options), width=WIDTH, max_length=80)
     return run_check(registry.load(code), subject)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH, VOCABULARY, LONGEST = 8, 31, 128
 
@@ -186,15 +186,8 @@ class Heads(nn.Module):
 
 
 def examined(make: Callable[[], nn.Module], seed: int = 0, kind: str = "tokens") -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input=kind,
-        width=VOCABULARY if kind == "tokens" else 2 * WIDTH,
-        packages=("tests",),
-        max_length=LONGEST,
-        seed=seed,
+    subject = small_subject(
+        make, input=kind, width=VOCABULARY if kind == "tokens" else 2 * WIDTH, max_length=LONGEST, seed=seed
     )
     return run_check(registry.load("FWD229"), subject)
 

@@ -12,8 +12,8 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 HEADS, SIZE = 2, 16
 WIDTH = HEADS * SIZE
@@ -347,15 +347,7 @@ BARE = {"not at all, on purpose": "", "by one, on purpose": "", "not at all": ",
 
 
 def examined(make: Callable[[], nn.Module], seed: int = 0) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        seed=seed,
-    )
+    subject = small_subject(make, width=WIDTH, seed=seed)
     return run_check(registry.load("FWD230"), subject)
 
 

@@ -14,6 +14,7 @@ from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.numerics.precision import effective_precision, finest_precision
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 Condition = Callable[[Tensor], bool]
@@ -36,15 +37,7 @@ class Attends(nn.Module):
 
 
 def subject_of(condition: Condition) -> Subject:
-    return Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Attends(condition))[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        max_length=80,
-    )
+    return small_subject(lambda: Attends(condition), width=WIDTH, max_length=80)
 
 
 BY_ROWS: dict[str, Condition] = {

@@ -16,6 +16,7 @@ from nsa_doctor.subject.contract import Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import HERE, is_marked
+from tests.nsa_doctor.small_subjects import small_subject
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 Trained = Callable[[str], Subject]
@@ -104,16 +105,7 @@ class InParts(nn.Module):
 
 
 def in_parts(step: Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor]) -> Subject:
-    return Subject(
-        name="tests",
-        build=lambda seed: InParts(),
-        forward=lambda module, x: module(x),
-        input="tokens",
-        width=61,
-        max_length=64,
-        train_step=step,
-        packages=("tests",),
-    )
+    return small_subject(InParts, input="tokens", width=61, max_length=64, train_step=step)
 
 
 @pytest.mark.parametrize(("off", "wrong"), [(1, 0), (0, 1)])

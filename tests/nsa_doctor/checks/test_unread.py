@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -227,14 +227,7 @@ def overwritten_over_lines(module: nn.Module, y: Tensor) -> Tensor:
 
 
 def examined(then: Callable[[nn.Module, Tensor], Tensor]) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Layer(then))[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-    )
+    subject = small_subject(lambda: Layer(then), width=WIDTH)
     return run_check(registry.load("GRD213"), subject)
 
 
@@ -268,14 +261,7 @@ class Masked(nn.Module):
 
 
 def test_a_value_that_is_dropped_where_no_pass_comes_is_found() -> None:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: Masked(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-    )
+    subject = small_subject(Masked, width=WIDTH)
     (finding,) = run_check(registry.load("GRD213"), subject).findings
     assert finding.message.startswith("x.masked_fill(~mask, -1000000000.0) stands by itself in a method")
     assert finding.where.line == Masked.forward.__code__.co_firstlineno + 2

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 Loss = Callable[["Autoencoder", Tensor], Tensor]
@@ -59,16 +59,7 @@ def examined(loss: Loss, is_frozen: bool = False) -> Result:
         optimizer.step()
         return value.detach()
 
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Autoencoder(is_frozen))[1],
-        forward=lambda module, x: module(x),
-        train_step=train_step,
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        max_length=80,
-    )
+    subject = small_subject(lambda: Autoencoder(is_frozen), train_step=train_step, width=WIDTH, max_length=80)
     return run_check(registry.load("GRD222"), subject)
 
 

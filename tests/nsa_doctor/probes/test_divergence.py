@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH, BLOCK = 32, 16
 
@@ -100,16 +100,7 @@ CASES = {
 
 
 def found(code: str, make: Callable[[], nn.Module]) -> list[Finding]:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: (torch.manual_seed(seed), make())[1],
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        packages=("tests",),
-        max_length=128,
-        profile="smoke" if code == "FWD201" else "quick",
-    )
+    subject = small_subject(make, width=WIDTH, max_length=128, profile="smoke" if code == "FWD201" else "quick")
     return list(run_check(registry.load(code), subject).findings)
 
 

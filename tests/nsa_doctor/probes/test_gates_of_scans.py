@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.probes.attention.gates import gates
 from nsa_doctor.probes.model.built_module import built
-from nsa_doctor.subject.contract import Subject
+from tests.nsa_doctor.small_subjects import small_subject
 
 
 class Oscillator(nn.Module):
@@ -27,15 +27,7 @@ class Oscillator(nn.Module):
 
 
 def test_a_scan_is_searched_in_time() -> None:
-    subject = Subject(
-        name="tests",
-        build=lambda _seed: Oscillator(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=8,
-        packages=("tests",),
-        max_length=256,
-    )
+    subject = small_subject(Oscillator, width=8, max_length=256)
     sp = built(subject)
     start = time.process_time()
     found, _ = gates(sp, sp.input(160, 2))

@@ -16,6 +16,7 @@ from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.probes.numerics.raised_origin import locate_raise
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
 
 WIDTH = 8
 
@@ -72,15 +73,7 @@ def line_of(function: Callable[..., object], number: int) -> int:
 
 
 def subject_of(make: Callable[[], nn.Module]) -> Subject:
-    return Subject(
-        name="tests",
-        build=lambda seed: make(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=WIDTH,
-        max_length=80,
-        packages=("tests",),
-    )
+    return small_subject(make, width=WIDTH, max_length=80)
 
 
 def origin(make: Callable[[], nn.Module], length: int = 6) -> RaisedOrigin:

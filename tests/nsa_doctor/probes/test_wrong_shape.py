@@ -11,18 +11,11 @@ from nsa_doctor.probes.model.perform import WrongOutputError, checked_answer
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
+from tests.nsa_doctor.small_subjects import small_subject
 
 
 def subject_of(kind: type[nn.Module]) -> Subject:
-    return Subject(
-        name="tests",
-        build=lambda seed: kind(8, 8),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=8,
-        max_length=80,
-        packages=("tests",),
-    )
+    return small_subject(lambda: kind(8, 8), width=8, max_length=80)
 
 
 class _DropsAToken(nn.Linear):
