@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from nsa_doctor.core.syntax import last_name
+
 _MOST_FILES, _MOST_BYTES, _DEEPEST = 2000, 1 << 20, 8
 _PASSED_OVER = re.compile(
     r"(\..*|__pycache__|build|dist|node_modules|site-packages|v?env|tests?|test_.*|.*_test\.py|conftest\.py|setup\.py)"
@@ -303,9 +305,9 @@ def _made(function: ast.FunctionDef, modules: set[str]) -> str | None:
 
 
 def _last(node: ast.AST) -> str:
-    """The last name of a dotted one: Module of torch.nn.Module."""
+    """The last name of a dotted one, of one in quotes, and of what is subscripted."""
     if isinstance(node, ast.Subscript):
         return _last(node.value)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.rpartition(".")[2]
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return last_name(node)

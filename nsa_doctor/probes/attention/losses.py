@@ -71,8 +71,8 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
     def note(func: Any, args: tuple[Any, ...]) -> None:
         if func is Tensor.backward and seam == "train_step":
             roots.append(args[0].detach().clone())
-        elif getattr(func, "__name__", "") == "cross_entropy" and args and isinstance(args[0], Tensor):
-            entropies.append(args[0].detach().double())
+        elif (logits := _logits_given(func, args)) is not None:
+            entropies.append(logits)
 
     held_back = _held_back(sp, ids)  # before any step
     seed_everything(subject.seed)
@@ -261,9 +261,9 @@ def _held_back_in_entropies(subject: Subject, seam: str, ids: Tensor) -> int:
     seen: list[Tensor] = []
 
     def note(func: Any, args: tuple[Any, ...]) -> None:
-        if getattr(func, "__name__", "") == "cross_entropy" and isinstance(args[0], Tensor):
-            logits = _by_token(args[0].detach().double(), ids, subject.width)
-            seen.extend([] if logits is None else [logits])
+        given = _logits_given(func, args)
+        logits = None if given is None else _by_token(given, ids, subject.width)
+        seen.extend([] if logits is None else [logits])
 
     for given in (ids, _with_another(ids, subject)):
         fresh = built(subject, mode="train")  # a step may move weights
@@ -272,7 +272,14 @@ def _held_back_in_entropies(subject: Subject, seam: str, ids: Tensor) -> int:
             ask("the loss", _asking(fresh, seam, given), fresh.module)
     if len(seen) != 2 or seen[0].shape != seen[1].shape:
         raise NotApplicableError("its cross-entropies are not of one kind")
-    return _first_changed(seen[0], seen[1], ids.shape[1] // 2)
+    logits, changed = (require_finite(each, ids.shape[1]) for each in seen)
+    return _first_changed(logits, changed, ids.shape[1] // 2)
+
+
+def _logits_given(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+    """What a cross-entropy is taken of; None of any other function."""
+    is_entropy = getattr(func, "__name__", "") == "cross_entropy" and args and isinstance(args[0], Tensor)
+    return args[0].detach().double() if is_entropy else None
 
 
 def _with_another(ids: Tensor, subject: Subject) -> Tensor:

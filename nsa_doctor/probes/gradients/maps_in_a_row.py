@@ -140,7 +140,7 @@ def _watched(sp: BuiltModule, x: Tensor) -> tuple[list[_Output], set[int], Count
 
 def _is_plain(layer: nn.Linear) -> bool:
     """Whether it is a linear map and no more: a class of its own or a hook may do what is not linear."""
-    return type(layer).forward is nn.Linear.forward and not any(held for held in hooks_of(layer))
+    return type(layer).forward is nn.Linear.forward and not any(hooks_of(layer))
 
 
 class _Readers(DispatchWatcher):

@@ -90,9 +90,17 @@ class Places:
             return self.here()[0]
         owner = _self_of(frame)
         line = None if owner is None else _line_of_attribute(owner, frame, number)
-        line = line or line_that_gives(frame, lambda value: _is_number(value, number))
+        line = line or line_that_gives(frame, lambda value: _is_number(value, number), lambda: self._own_files(frame))
         line = line or Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
         return self._describe(self._deeper(self._called(), owner), line)
+
+    def _own_files(self, frame: FrameType | None) -> set[str]:
+        """The files of the subject's own functions that are under way there."""
+        files: set[str] = set()
+        while frame is not None:
+            files |= {frame.f_code.co_filename} if self._frames.rank_of(frame.f_code) == _OWN else set()
+            frame = frame.f_back
+        return files
 
     def of_method(self, module: nn.Module) -> Place | None:
         """The line of a method of that module, the nearest to the caller, which is under way; None where none is."""

@@ -75,14 +75,15 @@ def built(
 
 def comparable_module(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> BuiltModule:
     """The subject in float64 where it runs in it, in training too, else in its own dtype."""
-    trains_wide = mode == "train" or _trains_in_float64(subject)
+    if mode != "train" and not _trains_in_float64(subject):
+        return built(subject, mode=mode, is_randomised=is_randomised)
     wide = built(subject, dtype="float64", mode=mode, is_randomised=is_randomised)
     try:
         with torch.no_grad():
             output = wide(wide.input(_LENGTH_FOR_TRYING))
     except SubjectFailedError:
         return built(subject, mode=mode, is_randomised=is_randomised)
-    wide_enough = output.dtype == torch.float64 and trains_wide
+    wide_enough = output.dtype == torch.float64
     return wide if wide_enough else built(subject, mode=mode, is_randomised=is_randomised)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.syntax import last_name
 from nsa_doctor.probes.model.identity import loaded_files
 from nsa_doctor.probes.model.read_once import evaluate_defaults_again, forget_environment
 from nsa_doctor.probes.model.setting_texts import documented_words, held_words
@@ -202,9 +203,9 @@ def _others(owner: type, name: str, value: object) -> Sequence[object]:
 def _compared(tree: ast.AST, name: str | None = None) -> Iterator[str]:
     """Words that something, or what has this name, is compared with."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and (name is None or _name(node.left) == name):
+        if isinstance(node, ast.Compare) and (name is None or last_name(node.left) == name):
             yield from _words(node.comparators)
-        elif isinstance(node, ast.Match) and (name is None or _name(node.subject) == name):
+        elif isinstance(node, ast.Match) and (name is None or last_name(node.subject) == name):
             yield from _words([case.pattern for case in node.cases])
 
 
@@ -213,10 +214,6 @@ def _words(nodes: Sequence[ast.AST]) -> Iterator[str]:
         for node in ast.walk(outer):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
-
-
-def _name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _asked_for(node: ast.AST) -> Iterator[str]:
@@ -246,7 +243,9 @@ def _declared(owner: type, name: str) -> Place:
     tree = _tree(file) if isinstance(file, str) else None
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == owner.__name__:
-            fields = [each for each in ast.walk(node) if isinstance(each, ast.AnnAssign) and _name(each.target) == name]
+            fields = [
+                each for each in ast.walk(node) if isinstance(each, ast.AnnAssign) and last_name(each.target) == name
+            ]
             given = [each for each in ast.walk(node) if isinstance(each, ast.arg) and each.arg == name]
             name = owner.__name__
             return Place(module_class=name, file=str(file), line=name_line((*fields, *given, node)[0]), function=name)

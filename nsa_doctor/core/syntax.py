@@ -1,0 +1,8 @@
+"""What several readers of source ask of Python's syntax trees."""
+
+import ast
+
+
+def last_name(node: ast.AST) -> str:
+    """The last name of a dotted one: Module of torch.nn.Module; empty for any other expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
