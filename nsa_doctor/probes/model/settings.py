@@ -243,9 +243,8 @@ def _declared(owner: type, name: str) -> Place:
     tree = _tree(file) if isinstance(file, str) else None
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == owner.__name__:
-            fields = [
-                each for each in ast.walk(node) if isinstance(each, ast.AnnAssign) and last_name(each.target) == name
-            ]
+            annotated = [each for each in ast.walk(node) if isinstance(each, ast.AnnAssign)]
+            fields = [each for each in annotated if last_name(each.target) == name]
             given = [each for each in ast.walk(node) if isinstance(each, ast.arg) and each.arg == name]
             name = owner.__name__
             return Place(module_class=name, file=str(file), line=name_line((*fields, *given, node)[0]), function=name)
