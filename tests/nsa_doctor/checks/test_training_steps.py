@@ -141,12 +141,12 @@ def test_a_step_that_puts_a_token_before_the_first_predicts_each_from_those_befo
 @pytest.mark.parametrize("what", ["given by name", "not finite"])
 def test_logits_that_cannot_be_read_end_nothing(what: str) -> None:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
-        logits = module.head(module.embed(ids)).mT
+        logits, targets = module.head(module.embed(ids[:, :-1])).mT, ids[:, 1:]
         if what == "given by name":
-            loss = cross_entropy(input=logits, target=ids)
+            loss = cross_entropy(input=logits, target=targets)
         else:
             hidden = torch.arange(logits.shape[-1]) == 3
-            loss = cross_entropy(logits.masked_fill(hidden, torch.nan), ids)
+            loss = cross_entropy(logits.masked_fill(hidden, torch.nan), targets)
         loss.backward()
         return loss
 
