@@ -136,7 +136,7 @@ def _made(spec: str, make: Callable[[], Any]) -> Any:
     """What a factory gives; what is not installed is no failure of the subject's, wherever it is imported."""
     made = attempt(make)
     if isinstance(made, Caught):
-        if isinstance(made.error, SubjectUnusableError):
+        if isinstance(made.error, (SubjectUnusableError, SubjectFailedError)):
             raise made.error
         if isinstance(made.error, ModuleNotFoundError):
             raise SubjectUnusableError(f"subject {spec} cannot be built: {made.sentence}") from made.error

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.adapters.hugging_face.build import build_model
-from nsa_doctor.core.conformance import Cell
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.conformance import Cell, Status
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.isolation.openmp import keep_to_one_thread
 from nsa_doctor.probes.language.properties import Bench
 
@@ -48,7 +48,8 @@ def _send(channel: "Channel", cell: Cell, begin: float) -> None:
 
 
 def _unbuilt(name: str, property_name: str, caught: Caught) -> Cell:
-    return Cell(model=f"hf:{name}", property_name=property_name, status="cannot be built", text=str(caught.error))
+    status: Status = "raises" if isinstance(caught.error, SubjectFailedError) else "cannot be built"
+    return Cell(model=f"hf:{name}", property_name=property_name, status=status, text=str(caught.error))
 
 
 def _limit_memory() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from nsa_doctor.adapters.hugging_face.classes import ModelClasses, classes_of
 from nsa_doctor.adapters.hugging_face.installed import library
+from nsa_doctor.adapters.hugging_face.own_failure import own_failure
 from nsa_doctor.adapters.hugging_face.room import count_parameters, require_room
 from nsa_doctor.adapters.hugging_face.small_config import FIRST_ORDINARY_TOKEN, small_values
 from nsa_doctor.adapters.hugging_face.small_sizes import VOCABULARY
@@ -41,7 +42,8 @@ def build_model(name: str, seed: int = 0, *, is_small: bool = True) -> LanguageM
     """The model of a type, a configuration file or a class: in float64 where all of it computes in that, or float32.
 
     A small one; else one of the sizes that its configuration has, in float32.
-    Raises SubjectUnusableError for what cannot be built, with the reason.
+    Raises SubjectUnusableError for what cannot be built, with the reason, and SubjectFailedError for what raises by its
+    own fault.
     """
     classes = classes_of(name)
     quiet()
@@ -54,6 +56,9 @@ def build_model(name: str, seed: int = 0, *, is_small: bool = True) -> LanguageM
             if not isinstance(made, Caught):
                 return made
             reasons.append(made)
+    failure = own_failure(classes, _plain_experts(), reasons, FIRST_ORDINARY_TOKEN)
+    if failure is not None:
+        raise failure
     version = library().__version__
     raise SubjectUnusableError(
         f"transformers {version} builds no {classes.named} that answers to tokens, "

@@ -1,9 +1,9 @@
 """FWD230 scores-scaled-wrongly
 
 Detects: scores of attention that two lines multiply by D^-0.5 each, D being the channels of a head, or one line and the
-call in it that scales by itself; scores that are multiplied by D^0.5; and scores that are multiplied by S^-0.5 in place
-of D^-0.5, S being the number of tokens, at two lengths. Scores that nothing scales, and those that are divided by the
-root of the channels of all heads, are a note.
+call in it that scales by itself; scores that are multiplied by D^0.5, or by a number below zero; and scores that are
+multiplied by S^-0.5 in place of D^-0.5, S being the number of tokens, at two lengths. Scores that nothing scales, and
+those that are divided by the root of the channels of all heads, are a note.
 Matters: a softmax of scores that are too small is nearly even and reads everything; of scores that are too large it
 reads one key, and lets no gradient through.
 Fix: scale once, by the channels: hand `scale=1.0` to what scales by itself, or leave out the line before.

@@ -28,12 +28,12 @@ _MEANS = frozenset({"mean", "var", "var_mean"})
 _ROOTS = frozenset({"sqrt", "rsqrt"})
 _KEEPING = frozenset(  # a factor of what they are given is one of what they give
     {
-        *("add", "add_", "sub", "sub_", "rsub", "neg", "cat", "stack", "copy_", "clone", "to_copy", "detach", "mul"),
+        *("add", "add_", "sub", "sub_", "rsub", "neg", "neg_", "cat", "stack", "copy_", "clone", "to_copy", "detach"),
         *("view", "unsafe_view", "reshape", "reshape_alias", "transpose", "t", "permute", "slice", "select", "expand"),
         *("unsqueeze", "squeeze", "unbind", "split", "split_with_sizes", "alias", "view_as_real", "view_as_complex"),
         *("repeat", "index_select", "real", "imag", "unsafe_split", "flatten", "unflatten", "as_strided", "mul_"),
         *("index", "gather", "roll", "constant_pad_nd", "tril", "triu", "masked_fill", "masked_fill_", "where", "amax"),
-        *("topk", "diagonal", "select_backward", "narrow", "flip", "unfold"),
+        *("topk", "diagonal", "select_backward", "narrow", "flip", "unfold", "mul"),
     }
 )
 _TABLES = frozenset({"cos", "sin", "exp", "pow", "reciprocal", "polar", "log", "outer", "arange"})
@@ -157,7 +157,7 @@ class _Watch(DispatchWatcher):
             unknown = first.is_unknown or second.is_unknown
             factors = (*_of(first, "query"), *_of(second, "key"), *more)
             return _State(factors, keys.shape[-2], self._places.here()[0], unknown)
-        known = _joined(states)
+        known = _joined(self._turned(name, args, kwargs) or states)
         if name in _SCALED and known.size and is_weighed:
             return replace(known, is_unknown=True)  # a temperature for each head
         if name in _KEEPING:
@@ -165,6 +165,12 @@ class _Watch(DispatchWatcher):
         if name in _TABLES:  # angles are products too, of positions and frequencies
             return _State()
         return replace(known, is_unknown=bool(known.size or known.factors or known.is_unknown))
+
+    def _turned(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_State]:
+        """Of products of queries and keys that are taken from something, or from nothing: their sign is another."""
+        which = {"neg": 0, "neg_": 0, "rsub": 0, "sub": 1, "sub_": 1}.get(name)
+        state = _State() if which is None or kwargs.get("alpha", 1) != 1 else self._state(args[which])
+        return [replace(state, factors=(*state.factors, self._factor(-1)))] if state.size else []
 
     def _factor(self, value: float) -> Factor:
         return Factor(value, self._places.here()[0], self._places.of_number(value))

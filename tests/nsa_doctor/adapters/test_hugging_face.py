@@ -167,6 +167,27 @@ def test_the_shortest_profile_finds_a_generate_that_raises(capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_model_that_raises_in_the_sizes_of_its_configuration_too_is_a_finding(capsys: pytest.CaptureFixture[str]):
+    words = ("--profile", "smoke", "--select", "FWD101", "--jobs", "1", "--quiet", "--format", "json")
+    assert serve(["run", "--subject", "hf:own_models:RaisingForCausalLM", *words]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["results"][0]["findings"]
+    assert "RuntimeError: The size of tensor a" in finding["message"]
+    place = finding["where"]
+    line = (INSTALLED / "own_models.py").read_text(encoding="utf-8").splitlines()[place["line"] - 1]
+    assert (Path(place["file"]).name, line.strip()) == (
+        "own_models.py",
+        "answer.logits = answer.logits + answer.logits.mT",
+    )
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("name", "why"), [("Refusing", "give it images"), ("Large", "IndexError: index 256")])
+def test_a_model_that_refuses_or_serves_no_small_sizes_is_not_examined(name: str, why: str):
+    with pytest.raises(SubjectUnusableError, match=why):
+        build_model(f"own_models:{name}ForCausalLM")
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("name", "why"),
     [

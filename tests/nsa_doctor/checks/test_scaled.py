@@ -89,6 +89,16 @@ def by_tokens_and_one(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_hand(scores, v)[..., 1:, :]
 
 
+def below_zero(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * (SIZE * -0.5)
+    return scaled_dot_product_attention(q, k, v, scale=1.0)
+
+
+def by_distance(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    squares = q.square().sum(-1, keepdim=True) + k.square().sum(-1)[..., None, :]
+    return by_hand(-(squares - 2 * q @ k.mT) * SIZE**-0.5, v)
+
+
 def by_a_factor(q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor:
     return by_hand(q @ k.mT * factor, v)
 
@@ -139,6 +149,7 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     ),
     "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
     "times the root": (lambda: Layer(times_the_root), "multiplied by 4", "scores = scores * SIZE**0.5"),
+    "below zero": (lambda: Layer(below_zero), "multiplied by -8, so that the keys least", "q = q * (SIZE * -0.5)"),
     "handed the root": (lambda: Layer(handed_the_root), "multiplied by 4", "return by_a_factor(q, k, v, factor)"),
     "asked for the root": (lambda: Layer(asked_for_the_root), "multiplied by 4", "scale=SIZE**0.5,"),
     "a root that is kept": (KeptRoot, "multiplied by 4", "self.factor = SIZE**0.5"),
@@ -309,6 +320,7 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "by the channels": lambda: Layer(fused(1 / SIZE)),
     "by the channels, apart": lambda: Layer(fused_apart),
     "half each": lambda: Layer(half_each),
+    "by distance": lambda: Layer(by_distance),
     "in place": lambda: Layer(scaled_in_place, scale=SIZE**-0.5),
     "not at all, on purpose": lambda: Layer(not_at_all),
     "not at all": lambda: Layer(not_at_all, scale=SIZE**-0.5),

@@ -45,6 +45,31 @@ class WithoutContinuation(OwnForCausalLM):
         return self(ids, cache=None)
 
 
+class RaisingForCausalLM(OwnForCausalLM):
+    """Joins what never fits, whatever the sizes."""
+
+    def forward(self, input_ids: Tensor, **others: object) -> SimpleNamespace:
+        answer = super().forward(input_ids, **others)
+        answer.logits = answer.logits + answer.logits.mT
+        return answer
+
+
+class RefusingForCausalLM(OwnForCausalLM):
+    """Takes what the caller has not, and says so."""
+
+    def forward(self, input_ids: Tensor, **others: object) -> SimpleNamespace:
+        raise ValueError("give it images")
+
+
+class LargeForCausalLM(OwnForCausalLM):
+    """Serves the sizes of its configuration, and no small ones."""
+
+    def forward(self, input_ids: Tensor, **others: object) -> SimpleNamespace:
+        answer = super().forward(input_ids, **others)
+        answer.logits[..., self.config.max_position_embeddings] += 1
+        return answer
+
+
 class WithoutConfig(OwnForCausalLM):
     config_class = None
 
