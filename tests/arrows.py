@@ -93,7 +93,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "probes.cost": ("core", "subject", *PROBES),
     "adapters": ("core", "subject", "adapters.hugging_face", "probes.tensors", "probes.model", "probes.attention"),
     "adapters.functions": ("core", "subject", "adapters", "probes.functions"),
-    "adapters.hugging_face": ("core", "subject", "probes.internal"),
+    "adapters.hugging_face": ("core", "subject", "probes.internal", "probes.model"),
     "artifacts": ("core",),
     "artifacts.checkpoint": ("core", "isolation", "artifacts"),
     "artifacts.data": ("core", "isolation", "subject", "artifacts", "probes.model"),
