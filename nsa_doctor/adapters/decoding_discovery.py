@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names, speaks_for_itself
+from nsa_doctor.adapters.shared_reader import calls_in, reads_both
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.attention.decoding import SingleTokens
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -104,7 +105,7 @@ def _by_methods(module: nn.Module) -> Iterator[Decoding]:
     for name in _STEPS:
         step = getattr(module, name, None)
         names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)  # type: ignore[arg-type]
-        if len(names) > 1 and _names_a_cache(names[1]):
+        if len(names) > 1:
 
             def step_of(module: nn.Module, x: Tensor, cache: Any, name: str = name) -> tuple[Tensor, Any]:
                 by = "prefill" if more and x.shape[1] > 1 else name  # which goes on from what it is given
@@ -290,7 +291,16 @@ def _takes_several(subject: Subject, way: Decoding) -> bool:
         output = _several(sp, way, x, x)
         if _is_close(output, whole := sp(x), _LENGTH) or _is_near(output, _one_by_one(sp, way, x), whole):
             return True
-        return way.goes_on and not _is_near(output, _several(sp, way, another, x), whole)
+        goes_on = way.goes_on or _reads_both(sp, way, x)
+        return goes_on and not _is_near(output, _several(sp, way, another, x), whole)
+
+
+def _reads_both(sp: BuiltModule, way: Decoding, x: Tensor) -> bool:
+    """Whether one function of the subject's reads a prompt, and a token behind it with the cache."""
+    packages = sp.subject.packages
+    of_prompt, (_, cache) = calls_in(packages, lambda: way.prefill(sp.module, x[:, :_PROMPT].clone()))
+    of_step, _ = calls_in(packages, lambda: way.step(sp.module, x[:, _PROMPT:].clone(), cache))
+    return reads_both(of_prompt, _PROMPT, of_step, cache)
 
 
 def _several(sp: BuiltModule, way: Decoding, prompt: Tensor, x: Tensor) -> Tensor:

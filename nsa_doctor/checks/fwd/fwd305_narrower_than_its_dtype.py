@@ -1,7 +1,7 @@
 """FWD305 narrower-than-its-dtype
 
-Detects: a sum over values that is kept in a narrower type than they have, or than the module has. A cast to one, as
-before a product in half precision, is a note and no finding.
+Detects: a sum over values that is kept in a narrower type than they have, or than the module has, and a softmax of
+scores that are cast to one for it. Another cast, as before a product in half precision, is a note and no finding.
 Matters: a sum loses what is small beside it, the more of it the more it adds up; and no output is finer than that type.
 Fix: add up in the type of what is added, or a wider one, and let a cast widen and never narrow, as in
 `x.to(torch.promote_types(x.dtype, torch.float32))`.
@@ -40,18 +40,24 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not place.module_class:
         place = replace(place, module_class=type(built.module).__name__)
     narrow = str(precision.dtype)[6:]
+    narrower = f"{narrow}, narrower than {subject.dtype}"
+    message = ""
     if precision.is_of_a_sum:
+        message = f"values are added up in {narrower}: the sum is no finer than {precision.eps:.2g} of itself"
+    elif precision.is_of_a_softmax:
+        message = (
+            f"a softmax is taken of scores cast to {narrower}: a weight is no finer than {precision.eps:.2g} of itself"
+        )
+    if message:
         yield Finding(
-            message=f"values are added up in {narrow}, narrower than {subject.dtype}: the sum is no finer than "
-            f"{precision.eps:.2g} of itself, and the output depends on it",
+            message=f"{message}, and the output depends on it",
             where=place,
             evidence={"operation": precision.operation, "dtype": narrow, "own dtype": subject.dtype},
             repro=command_for(subject, "FWD305"),
         )
         return
     yield Note(
-        message=f"values pass through {narrow}, narrower than {subject.dtype}: no comparison is finer than "
-        f"{precision.eps:.2g}",
+        message=f"values pass through {narrower}: no comparison is finer than {precision.eps:.2g}",
         where=place,
     )
 

@@ -21,6 +21,7 @@ _SAFETY = 8.0
 _NUDGE = 4
 _ADDING = frozenset({"add_", "index_add_", "scatter_add_", "sub_"})
 _STORING = frozenset({"copy_", "diagonal_scatter", "select_scatter", "slice_scatter"})
+_SOFTMAX = frozenset({"softmax", "log_softmax", "safe_softmax"})
 _SUMS = frozenset(
     (
         "add",
@@ -53,6 +54,11 @@ class Precision:
     def is_of_a_sum(self) -> bool:
         """Whether what lowers them adds up values that are finer than their sum."""
         return self.operation.rstrip("_") in _SUMS
+
+    @property
+    def is_of_a_softmax(self) -> bool:
+        """Whether they are lowered for a softmax alone, which is taken of what the cast gives."""
+        return self.operation in _SOFTMAX
 
     @property
     def eps(self) -> float:
@@ -146,6 +152,7 @@ class _CastWatcher(DispatchWatcher):
         super().__init__()
         self.narrowest, self.place, self.operation = own, Place(), ""
         self._places, self._without_effect = places, without_effect
+        self._lowered: Tensor | None = None  # by the cast that is told of
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; a result narrower than its floating-point input lowers the precision."""
@@ -154,6 +161,9 @@ class _CastWatcher(DispatchWatcher):
         is_new = narrow is not None and narrow not in self._without_effect
         if narrow is not None and is_new and torch.finfo(narrow).eps > torch.finfo(self.narrowest).eps:
             self.narrowest, self.place, self.operation = narrow, self._places.here()[0], operation_name(func)
+            self._lowered = result
+        elif self._lowered is not None and operation_name(func) in _SOFTMAX and args[0] is self._lowered:
+            self.operation = operation_name(func)
         return result
 
 

@@ -30,6 +30,11 @@ def _mean_added_up_in_a_half_buffer(x: Tensor) -> Tensor:
     return x + total[:, None] / x.shape[1]
 
 
+def _softmax_in_half(x: Tensor) -> Tensor:
+    scores = (x @ x.mT / DIM**0.5).masked_fill(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -1e9)
+    return scores.softmax(-1, dtype=torch.bfloat16).to(x.dtype) @ x  # here
+
+
 def _denominator_key_by_key(x: Tensor) -> Tensor:
     weights = (x @ x.mT / DIM**0.5).clamp(-4, 4).exp()
     weights = weights.tril()
@@ -132,4 +137,5 @@ class _Recurrent(nn.Module):
 running_mean_inside = hosting(_running_mean_inside)
 mean_added_up_in_half = hosting(_mean_added_up_in_half)
 mean_added_up_in_a_half_buffer = hosting(_mean_added_up_in_a_half_buffer)
+softmax_in_half = hosting(_softmax_in_half)
 in_half_by_design = hosting(_in_half_by_design)
