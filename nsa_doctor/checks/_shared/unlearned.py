@@ -43,6 +43,12 @@ def lengths_for(subject: Subject) -> list[int]:
     return sorted(subject.lengths) or sorted({min(length, subject.max_length) for length in _LENGTHS[subject.profile]})
 
 
+def ordinary_input(sp: BuiltModule, length: int, batch: int, seed: int) -> Tensor:
+    """So many rows; ids without the first and the last: one may stand for padding, which a loss leaves out."""
+    x = sp.input(length, batch=batch, seed=seed)
+    return x if x.is_floating_point() else 1 + x % max(1, sp.subject.width - 2)
+
+
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Parameters that ask for a gradient."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel()]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nsa_doctor.checks._shared.unlearned import ordinary_input
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
@@ -30,7 +31,7 @@ from nsa_doctor.probes.attention.losses import Taken, entropy_place, is_the_same
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.begun_loop import BegunLoop
-from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 33
@@ -63,18 +64,13 @@ def _seams(subject: Subject) -> list[str]:
 
 def _taken(subject: Subject, seam: str, length: int, seed: int) -> Taken | None:
     sp = built(subject, mode="train")
-    return take_loss(sp, seam, _batch(sp, length, seed))
+    return take_loss(sp, seam, ordinary_input(sp, length, _ROWS, seed))
 
 
 def _wrong(taken: Taken | None) -> list[str]:
     """All wrong meanings that fit the loss of one batch; none when a right one does."""
     fitting = [] if taken is None else [each.words for each in meanings(taken) if is_the_same(taken, each.value)]
     return list(dict.fromkeys(fitting)) if all(fitting) else []
-
-
-def _batch(sp: BuiltModule, length: int, seed: int) -> Tensor:
-    """Ids without the first and the last: one of them may stand for padding, which a loss leaves out."""
-    return 1 + sp.input(length, batch=_ROWS, seed=seed) % (sp.subject.width - 2)
 
 
 def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken) -> Finding:
@@ -91,7 +87,7 @@ def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken)
 def _place(subject: Subject, seam: str, length: int) -> Place:
     """The line that takes the cross-entropy, or computes the loss; else where the training step is defined."""
     sp = built(subject, mode="train")
-    batch, loss = _batch(sp, length, subject.seed), subject.loss
+    batch, loss = ordinary_input(sp, length, _ROWS, subject.seed), subject.loss
     if (place := entropy_place(sp, seam, batch)) is not None:
         return place
     if seam == "loss" and loss is not None:
