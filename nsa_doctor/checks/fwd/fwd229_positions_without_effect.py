@@ -2,8 +2,9 @@
 
 Detects: positions that are computed in every pass, are handed to a function that does not read them, and on which no
 output depends, whatever is put in their place; and a module that computes positions, while its outputs move along when
-its tokens change places, or its last one does not see their order, as where heads are rotated in place of tokens. Where
-nobody is seen to be handed them, it is a note: they may be read elsewhere.
+its tokens change places, or its last one does not see their order, as where heads are rotated in place of tokens; and
+heads that tell no distance beside others that are rotated, as where that is done before heads are split. Where nobody
+is seen to be handed them, it is a note: they may be read elsewhere.
 Matters: to such a model a sentence is a bag of words; the loss falls all the same, only less far.
 Fix: apply the rotation, the bias or the table where it is handed to, and count positions from 0 to S − 1.
 
@@ -31,6 +32,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers
+from nsa_doctor.probes.attention.turned_heads import unturned_heads
 from nsa_doctor.probes.behaviour.idle_positions import (
     are_idle,
     is_blind_to_order,
@@ -49,6 +51,17 @@ _LENGTH = 19
 def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_module(subject)
     length = min(_LENGTH, subject.max_length)
+    unturned = unturned_heads(sp, length)
+    if unturned is not None:
+        heads = f"head{'s' * (len(unturned.heads) > 1)} {numbers(unturned.heads)} of {unturned.count}"
+        yield Finding(
+            message=f"equal tokens score alike at every distance in {heads} at S={length}, while others are turned by "
+            f"position",
+            where=in_subject(unturned.place, sp.module),
+            evidence={"length": length, "heads": ",".join(map(str, unturned.heads))},
+            repro=command_for(subject, "FWD229"),
+        )
+        return
     done = uses_of_positions(sp, length)
     if not done.used:
         raise NotApplicableError("nothing that is named after positions is used, or it is trained")

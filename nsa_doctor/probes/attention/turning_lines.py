@@ -41,18 +41,21 @@ class _Seen:
     is_fed: bool
 
 
-def turning_place(sp: BuiltModule, x: Tensor, index: int, *, is_table: bool) -> Place | None:
+def turning_place(
+    sp: BuiltModule, x: Tensor, index: int, *, is_table: bool = False, is_caller: bool = False
+) -> Place | None:
     """Where queries and keys of the softmax of that number come to be turned apart; None where that is not seen.
 
     x [1, S, ...] holds one token everywhere. Of two of which one is turned it is the line that makes the other, in the
     function that turns the first; where one is turned once more, the line that does; of two that are turned alike the
-    line that turns them, or, with `is_table`, that takes sines.
+    line that turns them, or, with `is_table`, that takes sines, or, with `is_caller`, that has the keys turned and not
+    the queries.
     """
-    found = attempt(lambda: _turning_place(sp, x, index, is_table=is_table))
+    found = attempt(lambda: _turning_place(sp, x, index, is_table=is_table, is_caller=is_caller))
     return None if isinstance(found, Caught) else found
 
 
-def _turning_place(sp: BuiltModule, x: Tensor, index: int, *, is_table: bool) -> Place | None:
+def _turning_place(sp: BuiltModule, x: Tensor, index: int, *, is_table: bool, is_caller: bool) -> Place | None:
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watch = _Watch(places, FrameFilter(sp.subject.packages), x)
@@ -74,6 +77,9 @@ def _turning_place(sp: BuiltModule, x: Tensor, index: int, *, is_table: bool) ->
         return _placed(more[-1], _line_beside(more[-1].lines[1:] or more[-1].lines, other.lines[1:]))
     if is_table and (angles := _angles(watch.seen, key)) is not None:
         return _placed(angles, angles.lines[0])
+    if is_caller:
+        apart = (one for one, other in zip(key.lines, query.lines, strict=False) if one != other)
+        return _placed(key, next(apart, key.lines[0]))
     return _placed(key, _line_beside(key.lines, query.lines) if key.lines[0] != query.lines[0] else key.lines[0])
 
 

@@ -1,0 +1,52 @@
+"""Heads whose scores tell no distance, beside others of the same softmax that are turned by position."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.score_watch import MASKED, softmaxes
+from nsa_doctor.probes.attention.stationary import rotation
+from nsa_doctor.probes.attention.turning_lines import turning_place
+from nsa_doctor.probes.model.built_module import BuiltModule
+
+_FLAT, _TURNED = 1e-6, 1e-3  # of the largest score: roundings, and what a rotation makes
+
+
+@dataclass(frozen=True)
+class Unturned:
+    """Heads of `count` that score equal tokens alike at every distance, and where queries and keys are turned."""
+
+    heads: tuple[int, ...]
+    count: int
+    place: Place
+
+
+def unturned_heads(sp: BuiltModule, length: int) -> Unturned | None:
+    """The first softmax [B, H, S, S] of which some heads are turned and others are not; None where there is none."""
+    x = sp.input(1).repeat_interleave(length, dim=1)
+    if not rotation(sp, x).is_seen:
+        return None
+    for index, each in enumerate(softmaxes(sp, x)[0]):
+        if each.is_of_tokens(length) and each.is_fed_alike and each.scores.ndim == 4:
+            size, bent = _told_by_distance(each.scores[0])
+            flat = [head for head, told in enumerate(size) if told <= _FLAT]
+            if flat and max(bent) > _TURNED:
+                place = turning_place(sp, x, index, is_caller=True) or each.place
+                return Unturned(tuple(flat), len(size), place)
+    return None
+
+
+def _told_by_distance(scores: Tensor) -> tuple[list[float], list[float]]:
+    """For each head [H, S, S] how far scores lie from that of the own key, and from a line of distance.
+
+    Both in units of the largest score; a bias that grows with distance lies on such a line.
+    """
+    rows = scores.detach().double()
+    is_seen = torch.isfinite(rows) & (rows > MASKED)
+    largest = torch.where(is_seen, rows.abs(), 0.0).max().clamp_min(1e-300)
+    rows = torch.where(is_seen, rows, torch.nan)
+    above = (rows - rows.diagonal(dim1=1, dim2=2)[..., None]).nan_to_num().abs().amax((1, 2))
+    bent = rows.diff(n=2, dim=-1).tril(-2).nan_to_num().abs().amax((1, 2))
+    return (above / largest).tolist(), (bent / largest).tolist()
