@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.detached_params import PathWatch
@@ -49,6 +50,48 @@ def line_of_loss(sp: BuiltModule, length: int) -> tuple[str, Place]:
     if found is None or not found.place.file:
         return "", definition_place(sp.module)
     return found.name, found.place
+
+
+def blind_channels(sp: BuiltModule, length: int) -> list[int]:
+    """Channels of the input [B, S, D] that change no output: by its gradient, and by other values, loud ones too."""
+    x = sp.input(length, batch=2)
+    if not x.is_floating_point():
+        return []
+    gradient = attempt(lambda: _gradient(sp, x.clone().requires_grad_()))
+    still = (gradient == 0).all(0).all(0).nonzero().flatten().tolist() if isinstance(gradient, Tensor) else []
+    if not still or len(still) == x.shape[-1]:
+        return []
+    others = [_with_others(sp, length, still, each) for each in range(1, _NUM_INPUTS)]
+    generators = Generators()
+    with torch.no_grad():
+        outputs = [sp(each).clone() for each in (x, *others, _LOUD * others[-1] - (_LOUD - 1) * x)]
+    is_one = all(torch.equal(each, outputs[0]) for each in outputs[1:])
+    return still if is_one and not generators.drawn_from() else []
+
+
+def _gradient(sp: BuiltModule, x: Tensor) -> Tensor | None:
+    seed_everything(sp.subject.seed)
+    with torch.enable_grad(), preserved_state():
+        loss = sp.call(x).double().square().sum()
+        return torch.autograd.grad(loss, x, allow_unused=True)[0]
+
+
+def call_that_drops(sp: BuiltModule, length: int, channels: Sequence[int]) -> nn.Module | None:
+    """The first part that is given other values where these channels have others, and gives the same."""
+    x, other = sp.input(length, batch=2), _with_others(sp, length, channels, 1)
+    one, two = (recording_of(sp, lambda each=each: sp(each)).calls for each in (x, other))
+    for call, again in zip(one, two, strict=False):
+        is_same = call.module is again.module and call.module is not sp.module and bool(call.outputs)
+        if is_same and _are_equal(call.outputs, again.outputs) and not _are_equal(call.inputs, again.inputs):
+            return call.module
+    return None
+
+
+def _with_others(sp: BuiltModule, length: int, channels: Sequence[int], number: int) -> Tensor:
+    """The input with other values in these channels."""
+    x, other = (sp.input(length, batch=2, seed=sp.subject.seed + 31 * each) for each in (0, number))
+    x[..., channels] = other[..., channels]
+    return x
 
 
 def _inputs(sp: BuiltModule, length: int) -> list[Tensor]:

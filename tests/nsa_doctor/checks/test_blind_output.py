@@ -90,6 +90,36 @@ class Queries(nn.Module):
         return self.out(self.map(self.rows[at // 16] + self.columns[at % 16]).tanh()).expand(len(x), -1, -1)
 
 
+class Clock(nn.Module):
+    """Counts events where it is to tell their times."""
+
+    def forward(self, times: Tensor) -> Tensor:
+        return torch.arange(times.shape[1]).to(times)[:, None].expand(-1, WIDTH).sin()
+
+
+class Events(nn.Module):
+    """The first channel is a time, the others are mixed."""
+
+    def __init__(self, clock: nn.Module | None, taken: Callable[[Tensor], Tensor] = lambda times: times) -> None:
+        super().__init__()
+        self.clock, self.taken, self.mix = clock, taken, nn.Linear(WIDTH - 1, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix(x[..., 1:])
+        return mixed if self.clock is None else mixed + self.clock(self.taken(x[..., 0]).cumsum(1))
+
+
+class Hours(nn.Module):
+    """A row for each whole hour, through which no gradient goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(8, WIDTH)
+
+    def forward(self, times: Tensor) -> Tensor:
+        return self.rows(times.long() % 8)
+
+
 class Soft(nn.Module):
     """Weights that sum to one, taken apart from what they weigh."""
 
@@ -139,6 +169,23 @@ def test_what_reads_its_input_and_what_makes_a_table_is_silent(make: Callable[[]
     result = examined(make)
     assert not result.findings
     assert not result.notes
+
+
+def test_a_channel_that_a_part_drops_is_found_there() -> None:
+    (finding,) = examined(lambda: Events(Clock())).findings
+    assert finding.message == (
+        "channel 0 of 8 of the input changes no output at S=67; Clock is handed other values where they are others, "
+        "and gives the same"
+    )
+    assert (finding.where.module, finding.where.module_class) == ("clock", "Clock")
+
+
+def test_a_channel_that_nothing_takes_is_a_note_and_one_that_is_an_index_is_none() -> None:
+    result = examined(lambda: Events(None))
+    assert (result.findings, len(result.notes)) == ((), 1)
+    assert "channel 0 of 8 of the input changes no output" in result.notes[0]
+    result = examined(lambda: Events(Hours(), torch.Tensor.exp))
+    assert (result.findings, result.notes) == ((), ())
 
 
 @pytest.mark.parametrize("code", ["FWD203", "FWD207", "FWD210", "FWD221"])
