@@ -27,7 +27,14 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers
-from nsa_doctor.probes.behaviour.blind_output import blind_channels, call_that_drops, is_blind, is_led_on, line_of_loss
+from nsa_doctor.probes.behaviour.blind_output import (
+    blind_channels,
+    call_that_drops,
+    is_blind,
+    is_led_on,
+    line_of_loss,
+    unlike_inputs,
+)
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
@@ -45,7 +52,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         return
     if "train" in subject.modes and not _is_blind_once_trained(subject, sp.dtype, lengths[0]):
         return
-    operation, place = line_of_loss(sp, lengths[0])
+    operation, place = line_of_loss(sp, unlike_inputs(sp, lengths[0])[:2])
     lost = f"; it is lost in {operation}, which gives the same for other values" if operation else ""
     yield Finding(
         message=f"the output is the same for inputs that have nothing in common at S={numbers(set(lengths))}{lost}",

@@ -1,7 +1,8 @@
 """FWD252 padding-id-read
 
 Detects: a subject of tokens that hides one id by itself, as that of padding: it compares its input with it, and no
-    token attends to one. With such tokens behind a row's own, these come out other than in the row alone.
+    token attends to one. With such tokens behind a row's own, these come out other than in the row alone. And one that
+    such tokens change nothing behind, while in front of a row they leave one answer, whatever the row holds.
 Matters: batches are padded; a row then gets another answer for the length of its neighbours.
 Fix: hide padding from whatever else mixes tokens: with zeros from convolutions, sums and means, and from norms over
     tokens.
@@ -25,9 +26,11 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.padded_rows import PaddedRow
-from nsa_doctor.probes.attention.padding_ids import compared_ids, is_hidden
+from nsa_doctor.probes.attention.padding_ids import compared_ids, deaf_rows, is_hidden, without_id
+from nsa_doctor.probes.behaviour.blind_output import line_of_loss
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.numerics.compare import baseline
@@ -45,6 +48,10 @@ def run(subject: Subject) -> Iterator[Finding]:
     for number, place in compared_ids(sp, sp.input(length)).items():
         row = PaddedRow(_padding_with(sp, number), length, _PADDING, is_left=False)
         with torch.no_grad():
+            rows = deaf_rows(sp, number, length - _PADDING, _PADDING, _DRAWS)
+            if rows is not None:
+                yield _deaf(subject, number, length, line_of_loss(sp, rows)[1])
+                return
             if not is_hidden(sp, [_padded_alone(sp, length, number, draw) for draw in range(_DRAWS)], _PADDING):
                 continue
             found = baseline(sp, row.input).departure(row.output(), _SECOND, row.own, expected=row.alone())
@@ -59,6 +66,16 @@ def run(subject: Subject) -> Iterator[Finding]:
             return
 
 
+def _deaf(subject: Subject, number: int, length: int, place: Place) -> Finding:
+    return Finding(
+        message=f"a row behind {_PADDING} tokens of id {number} gets the same answer whatever it holds, at S={length}, "
+        f"while behind it they change nothing: padding in front is read in its place",
+        where=place,
+        evidence={"length": length, "padding": _PADDING, "id": number},
+        repro=command_for(subject, "FWD252"),
+    )
+
+
 def _padding_with(sp: BuiltModule, number: int) -> BuiltModule:
     """The same, whose padding is that id."""
 
@@ -71,8 +88,7 @@ def _padding_with(sp: BuiltModule, number: int) -> BuiltModule:
 
 def _padded_alone(sp: BuiltModule, length: int, number: int, draw: int) -> tuple[Tensor, Tensor]:
     """A row with that id at its end, and the same row with others there."""
-    ids = sp.input(length, seed=sp.subject.seed + draw)
-    other = torch.where(ids == number, (ids + 1) % sp.subject.width, ids)
+    other = without_id(sp.input(length, seed=sp.subject.seed + draw), number, sp.subject.width)
     padded = other.clone()
     padded[:, -_PADDING:] = number
     return padded, other

@@ -18,6 +18,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.divergence import recording_of
 
 _COMPARING = frozenset({"eq", "ne", "not_equal", "__eq__", "__ne__"})
+_ROUNDINGS, _APART = 256.0, 1e-3
 _FAR_BELOW = -1e4  # of a score, whose weight then is none
 
 
@@ -37,6 +38,40 @@ def is_hidden(sp: BuiltModule, draws: Sequence[tuple[Tensor, Tensor]], num_paddi
     Of each draw the first holds the id there, and the second others, which somebody attends to.
     """
     return all(_is_hidden(sp, x, num_padding) and not _is_hidden(sp, other, num_padding) for x, other in draws)
+
+
+def deaf_rows(
+    sp: BuiltModule, number: int, length: int, num_padding: int, num_draws: int
+) -> tuple[Tensor, Tensor] | None:
+    """Two rows behind so many tokens of that id that get one answer, while behind a row the id changes nothing.
+
+    None where some of the draws do not. An id that ends a text changes what it stands behind.
+    """
+    rows = [_deaf_rows(sp, number, length, num_padding, sp.subject.seed + 2 * draw) for draw in range(num_draws)]
+    return rows[0] if None not in rows else None
+
+
+def _deaf_rows(sp: BuiltModule, number: int, length: int, num_padding: int, seed: int) -> tuple[Tensor, Tensor] | None:
+    one, other = (without_id(sp.input(length, seed=seed + shift), number, sp.subject.width) for shift in (0, 1))
+    padding = torch.full_like(one[:, :1], number).expand(-1, num_padding)
+    alone = sp(one)
+    size = float(alone.abs().max())
+    close = _ROUNDINGS * torch.finfo(alone.dtype).eps * size
+
+    def is_near(some: Tensor, others: Tensor, most: float) -> bool:
+        return float((some - others).abs().max()) <= most
+
+    if is_near(alone, sp(other), _APART * size) or not is_near(
+        alone, sp(torch.cat((one, padding), 1))[:, :length], close
+    ):
+        return None
+    rows = torch.cat((padding, one), 1), torch.cat((padding, other), 1)
+    return rows if is_near(sp(rows[0])[:, num_padding:], sp(rows[1])[:, num_padding:], close) else None
+
+
+def without_id(ids: Tensor, number: int, width: int) -> Tensor:
+    """The ids with the next one in the place of that."""
+    return torch.where(ids == number, (ids + 1) % width, ids)
 
 
 def _is_hidden(sp: BuiltModule, x: Tensor, num_padding: int) -> bool:

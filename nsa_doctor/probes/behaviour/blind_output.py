@@ -23,7 +23,7 @@ _ROUNDINGS = 64.0
 
 def is_blind(sp: BuiltModule, length: int) -> bool:
     """Whether other inputs, and loud ones, give one output but for rounding, which is not zero and nothing drawn."""
-    inputs = _inputs(sp, length)
+    inputs = unlike_inputs(sp, length)
     inputs += [_LOUD * each for each in inputs[1:] if each.is_floating_point()]
     if any(torch.equal(each, inputs[0]) for each in inputs[1:]):
         return False  # as the one id of a vocabulary
@@ -43,9 +43,12 @@ def is_led_on(sp: BuiltModule, length: int) -> bool:
         return watch.reaches([sp.call(x)])
 
 
-def line_of_loss(sp: BuiltModule, length: int) -> tuple[str, Place]:
-    """The last operation towards the output that is given other values and gives the same, and its line."""
-    one, other = (recording_of(sp, lambda each=each: sp(each)) for each in _inputs(sp, length)[:2])
+def line_of_loss(sp: BuiltModule, inputs: Sequence[Tensor]) -> tuple[str, Place]:
+    """The last operation towards the output of two inputs that is given other values and gives the same, and its line.
+
+    No operation, and the line of the module, where none is seen.
+    """
+    one, other = (recording_of(sp, lambda each=each: sp(each)) for each in inputs)
     found = _last_that_gives_the_same(one, other)
     if found is None or not found.place.file:
         return "", definition_place(sp.module)
@@ -94,7 +97,8 @@ def _with_others(sp: BuiltModule, length: int, channels: Sequence[int], number: 
     return x
 
 
-def _inputs(sp: BuiltModule, length: int) -> list[Tensor]:
+def unlike_inputs(sp: BuiltModule, length: int) -> list[Tensor]:
+    """Inputs of two rows that have nothing in common."""
     return [sp.input(length, batch=2, seed=sp.subject.seed + 31 * each) for each in range(_NUM_INPUTS)]
 
 

@@ -82,6 +82,32 @@ class Flagged(nn.Module):
         return logits
 
 
+class LastWord(nn.Module):
+    """For every token the last word of its row; `last` says which that is."""
+
+    def __init__(self, last: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embed, self.out, self.last = nn.Embedding(32, DIM), nn.Linear(DIM, 32), last
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.embed(ids).tanh()
+        last = self.last(ids)[:, None, None].expand(-1, 1, DIM)
+        return self.out(words.gather(1, last)).expand(-1, ids.shape[1], -1)  # here
+
+
+def before_the_first_padding(ids: Tensor) -> Tensor:
+    least, first = (ids != PAD).long().min(1)
+    return (torch.where(least == 0, first, ids.shape[1]) - 1).clamp(min=0)
+
+
+def last_that_is_none(ids: Tensor) -> Tensor:
+    return ids.shape[1] - 1 - (ids != PAD).flip(1).long().argmax(1)
+
+
+def first_end(ids: Tensor) -> Tensor:
+    return (ids == MASK).long().argmax(1)
+
+
 def examined(kind: str | Callable[[], nn.Module]) -> Result:
     make = kind if callable(kind) else lambda: Encoder(kind)
     subject = small_subject(make, input="tokens", width=32, max_length=80, spec=("bidirectional",))
@@ -104,4 +130,16 @@ def test_padding_that_nothing_reads_and_ids_that_nothing_hides_are_silent(kind: 
 @pytest.mark.parametrize("what", ["blocks", "vocabulary", "first"])
 def test_an_id_beside_what_is_hidden_for_another_end_is_none_of_padding(what: str) -> None:
     result = examined(lambda: Flagged(what))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_a_row_behind_padding_that_is_not_read_is_found_where_its_answer_is_taken() -> None:
+    (finding,) = examined(lambda: LastWord(before_the_first_padding)).findings
+    assert "a row behind 10 tokens of id 0 gets the same answer whatever it holds" in finding.message
+    assert linecache.getline(finding.where.file, finding.where.line).rstrip().endswith("# here")
+
+
+@pytest.mark.parametrize("last", [last_that_is_none, first_end])
+def test_the_last_word_and_that_before_an_end_are_silent(last: Callable[[Tensor], Tensor]) -> None:
+    result = examined(lambda: LastWord(last))
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
