@@ -3,7 +3,8 @@
 Detects: a setting that the constructor of a module has a default for, is given another value of by a call that names
     its class, and does not read, or asserts of alone; no line of its class names it or says that it is for others. A
     number that it does read, of which another changes nothing that modules answer, weigh or learn: a finding where it
-    is set from another package or only kept, else a note.
+    is set from another package or only kept, else a note. An argument of a method that is read only where it is None,
+while one that is given is left out: the condition stands the wrong way round.
 Matters: whoever sets it gets what the default would give, and two runs that differ in it are the same run.
 Fix: hand the setting on to the part that it is for, or refuse values other than its default.
 
@@ -27,6 +28,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.other_settings import settings_without_effect
+from nsa_doctor.probes.hooks.none_alone import read_where_none
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument
 from nsa_doctor.subject.contract import Subject
@@ -47,6 +49,15 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             ),
             where=in_subject(place, module),
             evidence={"attribute": first.name},
+            repro=command_for(subject, "FWD238"),
+        )
+
+    for alone in read_where_none(module):
+        yield Finding(
+            message=f"{alone.kind}.{alone.place.function} reads {alone.name} only where it is None, in line "
+            f"{alone.read_at}, and goes on without one that is given: the condition stands the wrong way round",
+            where=in_subject(alone.place, module),
+            evidence={"attribute": alone.name},
             repro=command_for(subject, "FWD238"),
         )
 

@@ -73,14 +73,14 @@ def dropped_in(module: nn.Module) -> Iterator[Unread]:
     kinds = {type(part): part for part in module.modules() if not type(part).__module__.startswith("torch.")}
     found: dict[tuple[str, int], Unread] = {}
     for part in kinds.values():
-        for file, method in _methods_used(part):
+        for file, method in methods_used(part):
             for node, name, instead in (*_calls_dropped(method), *_copies_dropped(method)):
                 place = Place(file=file, line=node.lineno, function=method.name)
                 found[file, node.lineno] = Unread(name, place, instead)
     yield from found.values()
 
 
-def _methods_used(part: nn.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def methods_used(part: nn.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Its methods, but for those that a nearer class has in their place and does not call."""
     nearer: dict[str, bool] = {}
     for file, method in methods_of(part):
