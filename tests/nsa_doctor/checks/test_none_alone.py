@@ -1,4 +1,4 @@
-"""An argument that is read only where it is None is found at its condition; the usual ways to fill one in are silent."""
+"""An argument that is read only where it is None is found at its condition; usual ways to fill one in are silent."""
 
 import warnings
 from collections.abc import Callable
@@ -44,6 +44,7 @@ class InAMethodThatNoPassComesTo(Mixing):
     def extend(self, x: Tensor, cache: Tensor | None = None) -> Tensor:
         if cache is None:  # here
             keys = torch.cat((x, cache), 1)
+            keys = keys[:, -4:]
         else:
             keys = x
         return self.mix(keys)
