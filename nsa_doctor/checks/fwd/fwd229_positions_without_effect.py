@@ -51,24 +51,14 @@ _LENGTH = 19
 def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_module(subject)
     length = min(_LENGTH, subject.max_length)
-    unturned = unturned_heads(sp, length)
-    if unturned is not None:
-        heads = f"head{'s' * (len(unturned.heads) > 1)} {numbers(unturned.heads)} of {unturned.count}"
-        yield Finding(
-            message=f"equal tokens score alike at every distance in {heads} at S={length}, while others are turned by "
-            f"position",
-            where=in_subject(unturned.place, sp.module),
-            evidence={"length": length, "heads": ",".join(map(str, unturned.heads))},
-            repro=command_for(subject, "FWD229"),
-        )
-        return
-    done = uses_of_positions(sp, length)
-    if not done.used:
+    unturned, done = unturned_heads(sp, length), uses_of_positions(sp, length)
+    if unturned is None and not done.used:
         raise NotApplicableError("nothing that is named after positions is used, or it is trained")
-    names, others = list(done.used), len(done.used) - 1
-    named = names[0] + (f" and {others} more" if others else "")
-    place = next(iter(done.used.values()))
-    if are_idle(sp):
+    named = next(iter(done.used), "") + (f" and {len(done.used) - 1} more" if len(done.used) > 1 else "")
+    place = next(iter(done.used.values()), Place())
+    if unturned is not None:
+        message, place = f"{unturned.text} at S={length}, while others are turned by position", unturned.place
+    elif are_idle(sp):
         lengths = numbers(lengths_of(sp))
         message = f"{named}: positions that every pass computes, and no output at S={lengths} depends on their values"
         unread = done.unread
@@ -86,7 +76,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     yield Finding(
         message=message,
         where=in_subject(place, sp.module),
-        evidence={"length": length, "positions": ",".join(names)},
+        evidence={"length": length, "positions": ",".join(done.used)},
         repro=command_for(subject, "FWD229"),
     )
 

@@ -48,8 +48,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     for number, place in compared_ids(sp, sp.input(length)).items():
         row = PaddedRow(_padding_with(sp, number), length, _PADDING, is_left=False)
         with torch.no_grad():
-            rows = deaf_rows(sp, number, length - _PADDING, _PADDING, _DRAWS)
-            if rows is not None:
+            if (rows := deaf_rows(sp, number, length - _PADDING, _PADDING, _DRAWS)) is not None:
                 yield _deaf(subject, number, length, line_of_loss(sp, rows)[1])
                 return
             if not is_hidden(sp, [_padded_alone(sp, length, number, draw) for draw in range(_DRAWS)], _PADDING):
@@ -67,13 +66,10 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _deaf(subject: Subject, number: int, length: int, place: Place) -> Finding:
-    return Finding(
-        message=f"a row behind {_PADDING} tokens of id {number} gets the same answer whatever it holds, at S={length}, "
-        f"while behind it they change nothing: padding in front is read in its place",
-        where=place,
-        evidence={"length": length, "padding": _PADDING, "id": number},
-        repro=command_for(subject, "FWD252"),
-    )
+    message = f"a row behind {_PADDING} tokens of id {number} gets the same answer whatever it holds, at S={length}, "
+    message += "while behind it they change nothing: padding in front is read in its place"
+    evidence = {"length": length, "padding": _PADDING, "id": number}
+    return Finding(message=message, where=place, evidence=evidence, repro=command_for(subject, "FWD252"))
 
 
 def _padding_with(sp: BuiltModule, number: int) -> BuiltModule:

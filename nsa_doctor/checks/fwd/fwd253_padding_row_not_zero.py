@@ -1,11 +1,11 @@
 """FWD253 padding-row-not-zero
 
 Detects: an embedding with a `padding_idx` whose row is not zero in the module as it is built, where tokens beside
-padding come out otherwise than with a row of zeros. Where nothing reads the row, or another part has the same weight
+padding differ from those with a row of zeros. Where nothing reads the row, or another part has the same weight
 and trains it, nothing is said.
 Matters: torch gives that row no gradient, so that it stays what chance made it, and each padded token adds it to what
 sums or mixes tokens.
-Fix: set the row to zero behind whatever draws the weights anew: `embedding.weight[embedding.padding_idx] = 0`.
+Fix: set the row to zero behind whatever draws the weights again: `embedding.weight[embedding.padding_idx] = 0`.
 
 Example:
     # faulty
@@ -51,7 +51,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             place = row.place if row.place.file else definition_place(sp.module)
             yield Finding(
                 message=f"row {row.number} of {row.path}, its padding_idx, is not zero and gets no gradient; with "
-                f"{_PADDING} of that id behind them tokens come out otherwise than with zeros there: {found.text}",
+                f"{_PADDING} of that id behind them tokens differ from those with zeros there: {found.text}",
                 where=replace(place, module=row.path, module_class="Embedding"),
                 evidence={"row": row.number, "length": _LENGTH, "padding": _PADDING},
                 repro=command_for(subject, "FWD253"),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.attention.score_watch import MASKED, softmaxes
 from nsa_doctor.probes.attention.stationary import rotation
 from nsa_doctor.probes.attention.turning_lines import turning_place
@@ -22,6 +23,12 @@ class Unturned:
     count: int
     place: Place
 
+    @property
+    def text(self) -> str:
+        """What is seen."""
+        heads = f"head{'s' * (len(self.heads) > 1)} {numbers(self.heads)} of {self.count}"
+        return f"equal tokens score alike at every distance in {heads}"
+
 
 def unturned_heads(sp: BuiltModule, length: int) -> Unturned | None:
     """The first softmax [B, H, S, S] of which some heads are turned and others are not; None where there is none."""
@@ -30,15 +37,15 @@ def unturned_heads(sp: BuiltModule, length: int) -> Unturned | None:
         return None
     for index, each in enumerate(softmaxes(sp, x)[0]):
         if each.is_of_tokens(length) and each.is_fed_alike and each.scores.ndim == 4:
-            size, bent = _told_by_distance(each.scores[0])
-            flat = [head for head, told in enumerate(size) if told <= _FLAT]
+            size, bent = _swings(each.scores[0])
+            flat = [head for head, swing in enumerate(size) if swing <= _FLAT]
             if flat and max(bent) > _TURNED:
                 place = turning_place(sp, x, index, is_caller=True) or each.place
                 return Unturned(tuple(flat), len(size), place)
     return None
 
 
-def _told_by_distance(scores: Tensor) -> tuple[list[float], list[float]]:
+def _swings(scores: Tensor) -> tuple[list[float], list[float]]:
     """For each head [H, S, S] how far scores lie from that of the own key, and from a line of distance.
 
     Both in units of the largest score; a bias that grows with distance lies on such a line.

@@ -1,4 +1,4 @@
-"""Embeddings whose row of padding is not zero, who wrote it, and whether tokens beside padding come out otherwise."""
+"""Embeddings whose row of padding is not zero, who wrote it, and whether tokens beside padding differ by it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,14 +43,14 @@ def padding_rows(subject: Subject) -> list[PaddingRow]:
 
 
 def departure_with(sp: BuiltModule, row: PaddingRow, length: int, num_padding: int) -> Departure | None:
-    """How tokens with that id behind them [2, length] come out otherwise where its row is zero.
+    """How tokens with that id behind them [2, length] differ from those with a row of zeros.
 
-    Where the subject takes a mask of padding, it is told.
+    Where the subject takes a mask of padding, it is given one.
     """
     padded = sp.subject.padded
     if padded is not None:
-        told = replace(sp.subject, forward=lambda module, ids: padded(module, ids, ids != row.number))
-        sp = replace(sp, subject=told)
+        masked = replace(sp.subject, forward=lambda module, ids: padded(module, ids, ids != row.number))
+        sp = replace(sp, subject=masked)
     x = sp.input(length + num_padding, batch=2)
     x = torch.where(x == row.number, (x + 1) % sp.subject.width, x)
     x[:, length:] = row.number

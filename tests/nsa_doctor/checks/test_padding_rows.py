@@ -28,7 +28,7 @@ class Bag(nn.Module):
 
 
 class Drawn(Bag):
-    """Its weights are drawn anew."""
+    """Its weights are drawn again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Drawn(Bag):
 
 
 class Cleared(Drawn):
-    """What is drawn anew is cleared."""
+    """What is drawn again is cleared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def examined(make: Callable[[], nn.Module], **offered: object) -> Result:
     return run_check(registry.load("FWD253"), subject)
 
 
-def test_a_row_that_is_drawn_anew_is_found_where_it_is() -> None:
+def test_a_row_that_is_drawn_again_is_found_where_it_is() -> None:
     (finding,) = examined(Drawn).findings
     assert "row 0 of words, its padding_idx, is not zero and gets no gradient" in finding.message
     assert is_marked(finding.where.file, finding.where.line)
