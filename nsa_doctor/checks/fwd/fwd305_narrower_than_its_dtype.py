@@ -1,7 +1,8 @@
 """FWD305 narrower-than-its-dtype
 
 Detects: a sum over values that is kept in a narrower type than they have, or than the module has, and a softmax of
-scores that are cast to one for it. Another cast, as before a product in half precision, is a note and no finding.
+scores that are cast to half precision for it. Another cast, as before a product in half precision, is a note and no
+finding.
 Matters: a sum loses what is small beside it, the more of it the more it adds up; and no output is finer than that type.
 Fix: add up in the type of what is added, or a wider one, and let a cast widen and never narrow, as in
 `x.to(torch.promote_types(x.dtype, torch.float32))`.

@@ -57,8 +57,8 @@ class Precision:
 
     @property
     def is_of_a_softmax(self) -> bool:
-        """Whether they are lowered for a softmax alone, which is taken of what the cast gives."""
-        return self.operation in _SOFTMAX
+        """Whether they are lowered to half precision for a softmax, which is taken of what the cast gives."""
+        return self.operation in _SOFTMAX and self.dtype.itemsize < 4
 
     @property
     def eps(self) -> float:

@@ -138,4 +138,11 @@ running_mean_inside = hosting(_running_mean_inside)
 mean_added_up_in_half = hosting(_mean_added_up_in_half)
 mean_added_up_in_a_half_buffer = hosting(_mean_added_up_in_a_half_buffer)
 softmax_in_half = hosting(_softmax_in_half)
+
+
+def softmax_in_float32() -> nn.Module:
+    """A softmax in float32, whatever the module is in."""
+    return hosting(lambda x: softmax(x @ x.mT / DIM, -1, dtype=torch.float32).to(x.dtype) @ x)().double()
+
+
 in_half_by_design = hosting(_in_half_by_design)

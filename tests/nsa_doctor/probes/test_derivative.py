@@ -147,6 +147,10 @@ def test_a_precision_that_keeps_to_its_budget_passes(name: str, examined) -> Non
     assert examined("FWD304", f"precisions:{name}").verdict is Verdict.PASS
 
 
+def test_a_softmax_in_float32_within_float64_is_no_finding(examined) -> None:
+    assert examined("FWD305", "precisions:softmax_in_float32").verdict is Verdict.PASS
+
+
 def test_a_module_narrower_than_its_dtype_is_a_note_with_its_line(examined) -> None:
     result = examined("FWD305", "precisions:in_half_by_design")
     assert result.verdict is Verdict.PASS

@@ -1,0 +1,87 @@
+"""FWD254 residuals-unlike
+
+Detects: a block, one of several of its class, of which one part adds what it makes of a normed stream to the normed
+stream, or gives its input back with what it makes for the block to add once more, while another part adds to the stream
+itself. Blocks that norm behind each addition, and those whose parts all do the same, are left alone.
+Matters: the stream is normed in every layer, or counts twice, and what came from below is lost or drowned.
+Fix: add to what stood there before the norm, once.
+
+Example:
+    # faulty
+    x = self.norm(x)
+    x = x + self.attend(x)
+    x = x + self.feed(self.other_norm(x))
+    # correct
+    x = x + self.attend(self.norm(x))
+    x = x + self.feed(self.other_norm(x))
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.residuals import unlike_residuals
+from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.numerics.divergence import recording_of
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH = 19
+_WORDS = {
+    "normed": "to what a norm makes of the stream",
+    "twice": "together with its own input, so that the stream counts twice",
+}
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = comparable_module(subject)
+    x = sp.input(min(_LENGTH, subject.max_length))
+    with torch.no_grad():
+        found = unlike_residuals(recording_of(sp, lambda: sp(x)))
+    if found:
+        first = found[0]
+        more = f"; so {'does' if len(found) == 2 else 'do'} {len(found) - 1} more" if len(found) > 1 else ""
+        yield Finding(
+            message=f"a part of {first.place.module or 'the module'} adds what it makes {_WORDS[first.kind]}, while "
+            f"another adds to the stream itself{more}",
+            where=in_subject(first.place, sp.module),
+            evidence={"kind": first.kind, "additions": len(found)},
+            repro=command_for(subject, "FWD254"),
+        )
+
+
+class _Block(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.other_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.mix, self.feed = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        x = x + self.mix(x)
+        return x + self.feed(self.other_norm(x))
+
+
+def planted(subject: Subject) -> Subject:
+    class Stacked(nn.Module):
+        """Two such blocks behind the subject."""
+
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.inner, self.blocks = subject.build(seed), nn.ModuleList(_Block(subject.width) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = subject.forward(self.inner, x)
+            for block in self.blocks:
+                output = block(output)
+            return output
+
+    return replace(subject, build=Stacked, forward=lambda module, x: module(x))
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102"), priority=465)

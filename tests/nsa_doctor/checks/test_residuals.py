@@ -1,0 +1,154 @@
+"""Blocks whose parts add to other streams are found where one does; the usual ways to norm and add are silent."""
+
+import linecache
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.small_subjects import small_subject
+
+WIDTH = 8
+
+
+class RootMeanSquareNorm(nn.Module):
+    """Written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Attend(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT / WIDTH**0.5).softmax(-1) @ v
+
+
+class Feed(nn.Module):
+    def __init__(self, adds: bool = False) -> None:
+        super().__init__()
+        self.up, self.down, self.adds = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH), adds
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.down(self.up(x).relu())
+        return x + made if self.adds else made
+
+
+class Block(nn.Module):
+    """Norms before each part, and adds to the stream."""
+
+    def __init__(self, norm: Callable[[], nn.Module] = RootMeanSquareNorm, adds: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.third = norm(), norm(), norm()
+        self.attend, self.feed, self.drop = Attend(), Feed(adds), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attend(self.first(x)))
+        return x + self.drop(self.feed(self.second(x)))  # here: twice
+
+
+class NormsTheStream(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.attend(x)  # here: normed
+        return x + self.feed(self.second(x))
+
+
+class After(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x + self.attend(x))
+        return self.second(x + self.feed(x))
+
+
+class AfterAndBefore(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x + self.attend(x))
+        return x + self.feed(self.second(x))
+
+
+class Beside(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.first(x)
+        return x + self.attend(normed) + self.feed(normed)
+
+
+class Around(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.second(self.attend(self.first(x)))
+        return x + self.feed(self.third(x))
+
+
+class AllNormed(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.attend(x)
+        x = self.second(x)
+        return x + self.feed(x)
+
+
+class Stack(nn.Module):
+    def __init__(self, make: Callable[[], nn.Module], number: int = 2) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.ModuleList(make() for _ in range(number)), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class WayIn(Stack):
+    """What is normed and mixed once before the blocks is no part of them."""
+
+    def __init__(self) -> None:
+        super().__init__(Block)
+        self.first, self.mix = nn.LayerNorm(WIDTH), Attend()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return super().forward(x + self.mix(x))
+
+
+def examined(make: Callable[[], nn.Module]) -> Result:
+    return run_check(registry.load("FWD254"), small_subject(make, width=WIDTH, max_length=80))
+
+
+@pytest.mark.parametrize("norm", [RootMeanSquareNorm, lambda: nn.LayerNorm(WIDTH)], ids=["own", "torch"])
+@pytest.mark.parametrize(
+    ("make", "said", "mark"),
+    [
+        (NormsTheStream, "to what a norm makes of the stream", "here: normed"),
+        (lambda norm: Block(norm, adds=True), "together with its own input", "here: twice"),
+    ],
+    ids=["normed", "twice"],
+)
+def test_a_part_that_adds_otherwise_than_another_is_found(
+    make: Callable[[Callable[[], nn.Module]], nn.Module], said: str, mark: str, norm: Callable[[], nn.Module]
+) -> None:
+    (finding,) = examined(lambda: Stack(lambda: make(norm))).findings
+    assert f"a part of blocks.0 adds what it makes {said}" in finding.message
+    assert finding.message.endswith("another adds to the stream itself; so does 1 more")
+    assert linecache.getline(finding.where.file, finding.where.line).rstrip().endswith(mark)
+
+
+@pytest.mark.parametrize("make", [Block, After, AfterAndBefore, Beside, Around, AllNormed])
+def test_blocks_whose_parts_add_alike_are_silent(make: Callable[[], nn.Module]) -> None:
+    result = examined(lambda: Stack(make))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize("make", [WayIn, lambda: Stack(NormsTheStream, 1)], ids=["way in", "one"])
+def test_what_happens_once_is_silent(make: Callable[[], nn.Module]) -> None:
+    assert examined(make).findings == ()
