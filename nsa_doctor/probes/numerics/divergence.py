@@ -29,6 +29,7 @@ _MOVES = OF_LAYOUT | frozenset(
     )
 )  # what these are handed may be other where it need not agree, though what comes of it has to
 _FETCHING = frozenset({"embedding", "gather", "index", "index_select", "take_along_dim"})
+_SPREADING = frozenset({"index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce"})
 _CHOOSING = frozenset({"argmax", "argsort", "sort", "topk"})
 _APART = frozenset({"select", "split", "split_with_sizes", "unbind"})
 
@@ -202,6 +203,8 @@ def _guilty_operation(
         return None if index is None else expected.operations[index], ()
     first = max(differing.intersection(own.makers) or differing)
     index = _earliest(result, first, differing, only_here, paired.through)
+    if result.operations[index].name.rstrip("_") in _SPREADING and (before := _reached_by(result, index) & differing):
+        index = _earliest(result, max(before), differing, only_here, paired.through)  # rows of tokens that were chosen
     mixed = paired.mixed()
     while (whole := max(_taken_apart(result, index, mixed) & differing, default=None)) is not None:
         index = _earliest(result, whole, differing, only_here, paired.through)
@@ -242,6 +245,17 @@ def _earliest(
         if index in chosen or run.operations[index].name not in OF_LAYOUT:
             reached = index
     return reached
+
+
+def _reached_by(run: Recording, index: int) -> set[int]:
+    """All that an operation goes back to."""
+    waiting, seen = list(run.operations[index].makers), set[int]()
+    while waiting:
+        here = waiting.pop()
+        if here >= 0 and here not in seen:
+            seen.add(here)
+            waiting += run.operations[here].makers
+    return seen
 
 
 def _taken_apart(run: Recording, index: int, mixed: Set[int]) -> set[int]:

@@ -66,6 +66,17 @@ def looked_ahead(y: Tensor) -> Tensor:
     return filled[:, 1:].cumsum(1)  # here
 
 
+def by_experts(y: Tensor) -> Tensor:
+    """Rows that are chosen for each expert are spread again; the choice reads later tokens."""
+    weights, chosen = y[..., :4].softmax(1).topk(2, -1)  # here
+    weights, chosen, rows = weights.flatten(0, 1), chosen.flatten(0, 1), y.flatten(0, 1)
+    output = torch.zeros_like(rows)
+    for expert in range(4):
+        row, slot = torch.where(chosen == expert)
+        output = output.index_add(0, row, (expert + rows[row]).tanh() * weights[row, slot, None])
+    return output.view_as(y)
+
+
 def of_a_table(y: Tensor) -> Tensor:
     """Asks for memory, which that mode of torch's fills, and writes into it part by part."""
     table = torch.empty_like(y)
@@ -95,6 +106,7 @@ CASES = {
     "FWD201-max behind a loop": ("FWD201", token_by_token),
     "FWD202-mask in one run alone": ("FWD202", in_blocks),
     "FWD201-slice that looks ahead": ("FWD201", looked_ahead),
+    "FWD201-softmax behind a choice": ("FWD201", by_experts),
     "FWD212-behind memory asked for": ("FWD212", of_a_table),
 }
 
