@@ -9,6 +9,9 @@ from typing import Protocol, TypeVar
 # Two-sided 95 % of Student's t by degrees of freedom.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
+ONE_CHUNK = 128  # tokens: below it all may lie in one, and grow faster than many do
+_ROOM_OF_THIRD = 4.0
+
 
 class Sized(Protocol):
     """What was measured at one length."""
@@ -66,11 +69,17 @@ def ladder(
 ) -> list[_Measured]:
     """Measure ascending lengths, until one more would exceed a limit if things went on growing as they do.
 
-    costs: (amount, limit) of each thing that is limited.
+    costs: (amount, limit) of each thing that is limited. The third length, without which no exponent is known, may
+    exceed it four times: what is short yet grows faster than it does later, as within the first chunk.
     """
     found: list[_Measured] = []
+
+    def costs_of_third(measured: _Measured) -> Sequence[tuple[float, float]]:
+        return [(amount, _ROOM_OF_THIRD * limit) for amount, limit in costs(measured)]
+
     for length in lengths:
-        if len(found) > 1 and not is_affordable(found[-2], found[-1], length, costs):
+        allowed = costs_of_third if len(found) == 2 else costs
+        if len(found) > 1 and not is_affordable(found[-2], found[-1], length, allowed):
             break
         found.append(measure(length))
     return found

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.growth import doubling, ladder, least_exponent
+from nsa_doctor.core.growth import ONE_CHUNK, doubling, ladder, least_exponent
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.per_token import amounts
 from nsa_doctor.probes.cost.work import LineWork, Work, count_work, usual_mode
@@ -50,6 +50,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     share = sum(line.cost for line, _ in growing) / max(1, forward)
     if share < _LEAST_SHARE:
         return
+    if last.length < min(longest, ONE_CHUNK):
+        raise NotComparableError(f"work was counted up to S={last.length} only, which may be within one chunk")
     worst, exponent = max(growing, key=lambda pair: pair[0].cost)
     yield Finding(
         message=f"work done here grows with the power {exponent:.2f} of the length, and the method allows {allowed:g}: "
