@@ -94,12 +94,18 @@ def at_branch(
 ) -> Place:
     """A line that one of two calls alone runs: the place itself, the first of its function, or else the first there is.
 
-    The last in the module whose source holds it, and not where it `is_near`; the place where there is none.
+    Of a function that one alone enters, the line of its file by which it does. The last in the module whose source
+    holds it, and not where it `is_near`; the place where there is none.
     """
     here, there = (_lines(subject, call) for call in (other, plain))
     apart = here.get(place.file, set()) ^ there.get(place.file, set())
     body = next((each for each in _functions(place) if each.name == place.function), None)
     near = [line for line in apart if body and body.lineno <= line <= (body.end_lineno or 0)]
+    if place.line in apart and not (_is_entered(place, here) and _is_entered(place, there)):
+        ways = (_at_branch(place, *both) for both in ((here, there), (there, here)))
+        parted = next((each for each in ways if each is not None and _is_entered(each, here)), None)
+        if parted is not None and parted.file == place.file and _is_entered(parted, there):
+            return replace(place, line=parted.line, function=parted.function)
     if place.line in apart or near:
         return place if place.line in apart else replace(place, line=min(near))
     if is_near:

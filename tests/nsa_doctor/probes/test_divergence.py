@@ -101,6 +101,23 @@ class Calls(nn.Linear):
         return self.part.back(super().forward(x))
 
 
+class Limited(nn.Linear):
+    """Leaves tokens out while it trains, by a method that nothing else calls."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def allowed(self, y: Tensor) -> Tensor:
+        at = torch.arange(y.shape[1], device=y.device)
+        return (at % 3 != 2)[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self.training:
+            y = y * self.allowed(y)  # here
+        return y
+
+
 CASES = {
     "FWD201-max behind views": ("FWD201", shifted_by_a_token),
     "FWD201-max behind a loop": ("FWD201", token_by_token),
@@ -125,4 +142,9 @@ def test_the_line_that_lets_two_runs_diverge_is_named(case: str) -> None:
 
 def test_a_method_of_a_part_is_named_that_the_whole_calls() -> None:
     (finding,) = found("FWD201", Calls)
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
+
+
+def test_where_a_method_is_entered_that_one_mode_alone_enters_is_named() -> None:
+    (finding,) = found("FWD207", Limited)
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
