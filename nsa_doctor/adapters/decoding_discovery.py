@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names, speaks_for_itself
-from nsa_doctor.adapters.shared_reader import calls_in, reads_both
+from nsa_doctor.adapters.shared_reader import calls_in
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.attention.decoding import SingleTokens
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -26,6 +26,7 @@ _PROMPT, _LENGTH = 4, 5
 _CLOSE = {2: 0.02, 4: 2e-5, 8: 1e-9}  # by bytes of a value: how far two orders of the same sums may lie apart
 _ALIKE = 0.05  # a cache that rounds is still a cache
 _STEPS = ("step", "decode_step", "decode", "forward_step", "decode_one", "extend")
+_ONE = ("token", "tok", "token_id", "x_t", "xt", "last_token", "next_token")
 _CACHES = (
     *("past_key_values", "past_key_value", "kv_cache", "cache", "state", "past_kv", "past", "layer_past", "caches"),
     *("cache_params", "kv_caches", "states", "kv", "memory", "hx"),
@@ -49,7 +50,8 @@ class Decoding:
 
     It `goes_on` where they leave none that a step may be given several tokens, as a forward is that takes past keys and
     values, unless it does not look at them then. Where `is_prompt_whole`, what a prompt gives has to be what one pass
-    gives, at all of its tokens.
+    gives, at all of its tokens. Where it is not `is_named`, nothing says that what a step is given is a cache but that
+    a prompt returns it, and it is no tensor or number. A step `takes_a_token` where its argument is called one.
 
     `others` are steps that a module may want in its place, given all tokens so far, each with the one at the first
     position in its place: a module that gives another output then counts positions by itself.
@@ -61,6 +63,8 @@ class Decoding:
     is_certain: bool
     goes_on: bool = False
     is_prompt_whole: bool = False
+    is_named: bool = True
+    takes_a_token: bool = False
     others: tuple[tuple[Step, Step | None], ...] | None = None
 
 
@@ -77,7 +81,7 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
             note += "" if takes_several else ", one token at a time: several at once give something else"
             return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
     for way in ways:
-        if way.is_certain and attempt(lambda way=way: _fails_at_a_step(subject, way)) is True:
+        if way.is_certain and way.is_named and attempt(lambda way=way: _fails_at_a_step(subject, way)) is True:
             note = f"decoded by {way.words}, which was found by its names, though no step of it ends"
             step = SingleTokens(way.step, "no step of one token ends", is_right=False)
             return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
@@ -117,6 +121,8 @@ def _by_methods(module: nn.Module) -> Iterator[Decoding]:
                 step_of,
                 is_certain=True,
                 goes_on=bool(more),
+                is_named=_names_a_cache(names[1]),
+                takes_a_token=names[0] in _ONE,
             )
 
 
@@ -230,7 +236,9 @@ def _proves_itself(subject: Subject, way: Decoding) -> bool:
         whole = sp(x)
         if way.is_certain:
             count = _PROMPT if way.is_prompt_whole else 1
-            output, _ = way.prefill(sp.module, x[:, :count].clone())
+            output, cache = way.prefill(sp.module, x[:, :count].clone())
+            if not way.is_named and (cache is None or isinstance(cache, (Tensor, int, float, str))):
+                return False
             is_alike = _fits(output, whole) and _is_close(output, whole, count, _ALIKE)
             return is_alike and output.shape[1] == count and _fits(_next(sp, way, x)[1], whole)
         prompt, following = _next(sp, way, x)
@@ -298,9 +306,12 @@ def _takes_several(subject: Subject, way: Decoding) -> bool:
 def _reads_both(sp: BuiltModule, way: Decoding, x: Tensor) -> bool:
     """Whether one function of the subject's reads a prompt, and a token behind it with the cache."""
     packages = sp.subject.packages
-    of_prompt, (_, cache) = calls_in(packages, lambda: way.prefill(sp.module, x[:, :_PROMPT].clone()))
-    of_step, _ = calls_in(packages, lambda: way.step(sp.module, x[:, _PROMPT:].clone(), cache))
-    return reads_both(of_prompt, _PROMPT, of_step, cache)
+    if way.takes_a_token:
+        return False
+    of_prompt, (prompt, cache) = calls_in(packages, lambda: way.prefill(sp.module, x[:, :_PROMPT].clone()))
+    of_step, (following, _) = calls_in(packages, lambda: way.step(sp.module, x[:, _PROMPT:].clone(), cache))
+    going_on = [each for each in of_step if each.holds(cache) and each.gives(following)]
+    return any(one.is_as(other) for one in going_on for other in of_prompt if other.gives(prompt))
 
 
 def _several(sp: BuiltModule, way: Decoding, prompt: Tensor, x: Tensor) -> Tensor:

@@ -1,14 +1,11 @@
-"""Whether one function of the subject's reads a prompt and what follows it: then that may be several tokens too."""
+"""The calls of a subject's functions in a region, with what each is given and gives: which of two regions share one."""
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, TypeVar
-
-from torch import Tensor
 
 from nsa_doctor.core.frames import FrameFilter
 
@@ -16,32 +13,26 @@ _SUBJECTS = 3  # the rank of its own lines
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Call:
-    """A function of the subject's and what it was given, by name."""
+    """A function of the subject's, what it was given, by name, and what it returned."""
 
     code: CodeType
     given: dict[str, Any]
-
-    def takes(self, num_tokens: int) -> bool:
-        """Whether it is given a tensor [B, num_tokens, ...]."""
-        tensors = (value for value in self.given.values() if isinstance(value, Tensor))
-        return any(each.ndim > 1 and each.shape[1] == num_tokens for each in tensors)
+    answer: Any = field(default=None, repr=False)
 
     def holds(self, cache: Any) -> bool:
         """Whether it is given that object."""
         return any(value is cache for value in self.given.values())
 
+    def gives(self, output: Any) -> bool:
+        """Whether it returns that object, alone or in a tuple."""
+        parts = self.answer if isinstance(self.answer, tuple) else (self.answer,)
+        return any(each is output for each in parts)
+
     def is_as(self, other: "Call") -> bool:
         """Whether the same function is given the same switches."""
         return self.code is other.code and _switches(self.given) == _switches(other.given)
-
-
-def reads_both(prompt: Sequence[Call], num_tokens: int, step: Sequence[Call], cache: Any) -> bool:
-    """Whether a function that has the cache in a step of one token reads the whole prompt, with equal switches."""
-    at_once = [each for each in prompt if each.takes(num_tokens)]
-    going_on = [each for each in step if each.takes(1) and each.holds(cache)]
-    return any(one.is_as(other) for one in going_on for other in at_once)
 
 
 def calls_in(packages: Sequence[str], run: Callable[[], _Answer]) -> tuple[list[Call], _Answer]:
@@ -54,10 +45,16 @@ def calls_in(packages: Sequence[str], run: Callable[[], _Answer]) -> tuple[list[
 
 @contextmanager
 def _watching(frames: FrameFilter, seen: list[Call]) -> Iterator[None]:
-    def look(frame: FrameType, event: str, _: object) -> None:
+    open_calls: dict[FrameType, Call] = {}
+
+    def look(frame: FrameType, event: str, answer: object) -> None:
         if event == "call" and frames.rank_of(frame.f_code) == _SUBJECTS:
-            values = inspect.getargvalues(frame)
-            seen.append(Call(frame.f_code, {name: values.locals[name] for name in values.args}))
+            names = frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
+            held = frame.f_locals
+            open_calls[frame] = Call(frame.f_code, {name: held[name] for name in names if name in held})
+            seen.append(open_calls[frame])
+        elif event == "return" and frame in open_calls:
+            open_calls.pop(frame).answer = answer
 
     before = sys.getprofile()
     sys.setprofile(look)

@@ -157,7 +157,9 @@ class _Watch(DispatchWatcher):
             unknown = first.is_unknown or second.is_unknown
             factors = (*_of(first, "query"), *_of(second, "key"), *more)
             return _State(factors, keys.shape[-2], self._places.here()[0], unknown)
-        known = _joined(self._turned(name, args, kwargs) or states)
+        known = _joined(self._turned(name, args) or states)
+        if kwargs.get("alpha", 1) != 1 and known.size:
+            return replace(known, is_unknown=True)  # as many times what is added
         if name in _SCALED and known.size and is_weighed:
             return replace(known, is_unknown=True)  # a temperature for each head
         if name in _KEEPING:
@@ -166,10 +168,12 @@ class _Watch(DispatchWatcher):
             return _State()
         return replace(known, is_unknown=bool(known.size or known.factors or known.is_unknown))
 
-    def _turned(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_State]:
-        """Of products of queries and keys that are taken from something, or from nothing: their sign is another."""
+    def _turned(self, name: str, args: tuple[Any, ...]) -> list[_State]:
+        """Of products of queries and keys that are taken from what is none, or from nothing: their sign is another."""
         which = {"neg": 0, "neg_": 0, "rsub": 0, "sub": 1, "sub_": 1}.get(name)
-        state = _State() if which is None or kwargs.get("alpha", 1) != 1 else self._state(args[which])
+        state = _State() if which is None else self._state(args[which])
+        if which is not None and any(self._state(each).size for each in args[:2] if each is not args[which]):
+            return []  # a product less another is one
         return [replace(state, factors=(*state.factors, self._factor(-1)))] if state.size else []
 
     def _factor(self, value: float) -> Factor:
