@@ -1,9 +1,10 @@
 """GRD223 rows-left-out
 
-Detects: rows of a batch that a training step takes no gradient of: whatever they hold, its gradients are the same, bit
-by bit. A loop that is handed its micro-batches is GRD214's.
+Detects: rows of a batch that a training step takes no gradient of, whatever they hold, as it clears what their backward
+pass left before its optimizer steps. Where nothing is cleared it is a note: a step may leave rows out on purpose, as
+those that it only evaluates. A loop that is handed its micro-batches is GRD214's.
 Matters: a part of each batch is paid for and trains nothing; the loss that is logged may well count it.
-Fix: clear gradients once, before the first of the backward passes of a step, and take the loss of all rows.
+Fix: clear gradients once, before the first of the backward passes of a step.
 
 Example:
     # faulty
@@ -27,42 +28,47 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.unlearned import lengths_for, ordinary_input
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
-from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.cleared import first_clearing
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.stepping import Step, first_step, twin
 from nsa_doctor.subject.contract import Subject
 
+_FILLS = 4
 _ROWS, _MORE_ROWS = 4, 12  # which many numbers of micro-batches, and sizes of them, divide
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     if subject.loop is not None:
         raise NotApplicableError("its loop is handed its micro-batches")
     sp, length = built(subject, mode="train"), lengths_for(subject)[0]
-    left_out = _left_out(sp, length, _ROWS) and _left_out(sp, length, _MORE_ROWS)
+    left_out = _left_out(sp, length, _ROWS, 0) and _left_out(sp, length, _MORE_ROWS, 0)
     if not left_out:
         return
     x = ordinary_input(sp, length, _MORE_ROWS, subject.seed)
     copied = _copy(sp)
     cleared = first_clearing(copied.module, subject.packages, lambda: first_step(copied, x, 0.0))
-    why = "; gradients are cleared between its backward passes" if cleared else ""
+    for fill in range(1, _FILLS if cleared is None else 1):  # by what they hold, others are left out
+        left_out = [row for row in _left_out(sp, length, _MORE_ROWS, fill) if row in left_out]
     rows = ", ".join(map(str, left_out))
-    yield Finding(
-        message=f"what {len(left_out)} of {_MORE_ROWS} rows of a batch hold changes no gradient of a training step at "
-        f"S={length} (rows {rows}){why}",
-        where=cleared or _step(sp, x).place or Place(),
-        evidence={"length": length, "rows": rows},
-        control="other rows do",
-        repro=command_for(subject, "GRD223"),
-    )
+    message = f"what {len(left_out)} of {_MORE_ROWS} rows of a batch hold changes no gradient of a training step at "
+    message += f"S={length} (rows {rows})"
+    if cleared is not None:
+        yield Finding(
+            message=f"{message}; gradients are cleared between its backward passes",
+            where=cleared,
+            evidence={"length": length, "rows": rows},
+            control="other rows do",
+            repro=command_for(subject, "GRD223"),
+        )
+    elif left_out:
+        yield Note(message=message, where=_step(sp, x).place)
 
 
-def _left_out(sp: BuiltModule, length: int, num_rows: int) -> list[int]:
+def _left_out(sp: BuiltModule, length: int, num_rows: int, fill: int) -> list[int]:
     """Rows whose values change no gradient, where those of others do; empty where there are none."""
-    x, others = (ordinary_input(sp, length, num_rows, sp.subject.seed + shift) for shift in (0, 1))
+    x, others = (ordinary_input(sp, length, num_rows, sp.subject.seed + 2 * fill + shift) for shift in (0, 1))
     step = _step(sp, x)
     if step.num_calls > 1:
         raise NotApplicableError("its training step steps several times")
