@@ -1,8 +1,8 @@
 """FWD253 padding-row-not-zero
 
 Detects: an embedding with a `padding_idx` whose row is not zero in the module as it is built, where tokens beside
-padding differ from those with a row of zeros. Where nothing reads the row, or another part has the same weight
-and trains it, nothing is said.
+padding differ from those with a row of zeros. Where nothing reads the row, where something trains it, as an output
+that has the same weight, and of vectors that were trained elsewhere, nothing is said.
 Matters: torch gives that row no gradient, so that it stays what chance made it, and each padded token adds it to what
 sums or mixes tokens.
 Fix: set the row to zero behind whatever draws the weights again: `embedding.weight[embedding.padding_idx] = 0`.
@@ -19,6 +19,8 @@ Example:
         self.embedding.weight[0] = 0
 """
 
+import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -29,8 +31,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.like import HUGGING_FACE
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.padding_rows import departure_with, padding_rows
-from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.behaviour.padding_rows import departure_with, is_fed, is_trained, padding_rows
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
@@ -42,21 +43,30 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError("it takes no ids, or too few")
     if subject.name.startswith(HUGGING_FACE):
         raise NotApplicableError("its weights are not those that its type draws")
+    sp = comparable_module(subject)
+    if subject.padded is None and _takes_more(sp.module):
+        raise NotApplicableError(
+            "it takes a mask or lengths beside its ids, which are not known to be those of padding"
+        )
     for row in padding_rows(subject):
-        if row.number >= subject.width:
+        if row.number >= subject.width or not is_fed(sp, row, _LENGTH) or is_trained(sp, row, _LENGTH):
             continue
-        sp = comparable_module(subject)
         found = departure_with(sp, row, _LENGTH, _PADDING)
         if found is not None:
-            place = row.place if row.place.file else definition_place(sp.module)
             yield Finding(
                 message=f"row {row.number} of {row.path}, its padding_idx, is not zero and gets no gradient; with "
                 f"{_PADDING} of that id behind them tokens differ from those with zeros there: {found.text}",
-                where=replace(place, module=row.path, module_class="Embedding"),
+                where=replace(row.place, module=row.path, module_class="Embedding"),
                 evidence={"row": row.number, "length": _LENGTH, "padding": _PADDING},
                 repro=command_for(subject, "FWD253"),
             )
             return
+
+
+def _takes_more(module: nn.Module) -> bool:
+    """Whether its forward takes what may tell padding from tokens."""
+    names = list(inspect.signature(module.forward).parameters)[1:]
+    return any(re.search(r"mask|len|pad", name) for name in names)
 
 
 def planted(subject: Subject) -> Subject:

@@ -1,10 +1,10 @@
 """FWD254 residuals-unlike
 
-Detects: a block, one of several of its class, of which one part adds what it makes of a normed stream to the normed
-stream, or gives its input back with what it makes for the block to add once more, while another part adds to the stream
-itself. Blocks that norm behind each addition, and those whose parts all do the same, are left alone.
-Matters: the stream is normed in every layer, or counts twice, and what came from below is lost or drowned.
-Fix: add to what stood there before the norm, once.
+Detects: a block, one of several, of which one part adds what it makes of the normed stream to that, and the next goes
+on from there: it norms the sum and adds to the sum itself, as the first should have done. Blocks whose parts all add to
+what a norm gives, and branches that do within themselves, are left alone.
+Matters: the stream is normed in every layer, and what came from below is drowned.
+Fix: add to what stood there before the norm.
 
 Example:
     # faulty
@@ -32,10 +32,6 @@ from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 19
-_WORDS = {
-    "normed": "to what a norm makes of the stream",
-    "twice": "together with its own input, so that the stream counts twice",
-}
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -47,10 +43,10 @@ def run(subject: Subject) -> Iterator[Finding]:
         first = found[0]
         more = f"; so {'does' if len(found) == 2 else 'do'} {len(found) - 1} more" if len(found) > 1 else ""
         yield Finding(
-            message=f"a part of {first.place.module or 'the module'} adds what it makes {_WORDS[first.kind]}, while "
-            f"another adds to the stream itself{more}",
+            message=f"a part of {first.place.module or 'the module'} adds what it makes to what a norm makes of the "
+            f"stream, from which the next goes on, adding to the stream itself{more}",
             where=in_subject(first.place, sp.module),
-            evidence={"kind": first.kind, "additions": len(found)},
+            evidence={"additions": len(found)},
             repro=command_for(subject, "FWD254"),
         )
 

@@ -45,7 +45,8 @@ def deaf_rows(
 ) -> tuple[Tensor, Tensor] | None:
     """Two rows behind so many tokens of that id that get one answer, while behind a row the id changes nothing.
 
-    None where some of the draws do not. An id that ends a text changes what it stands behind.
+    None where some of the draws do not, and of a subject whose tokens have answers of their own: an id that ends a text
+    may change all that follow.
     """
     rows = [_deaf_rows(sp, number, length, num_padding, sp.subject.seed + 2 * draw) for draw in range(num_draws)]
     return rows[0] if None not in rows else None
@@ -61,9 +62,9 @@ def _deaf_rows(sp: BuiltModule, number: int, length: int, num_padding: int, seed
     def is_near(some: Tensor, others: Tensor, most: float) -> bool:
         return float((some - others).abs().max()) <= most
 
-    if is_near(alone, sp(other), _APART * size) or not is_near(
-        alone, sp(torch.cat((one, padding), 1))[:, :length], close
-    ):
+    if not is_near(alone, alone[:, :1].expand_as(alone), 0.0) or is_near(alone, sp(other), _APART * size):
+        return None
+    if not is_near(alone, sp(torch.cat((one, padding), 1))[:, :length], close):
         return None
     rows = torch.cat((padding, one), 1), torch.cat((padding, other), 1)
     return rows if is_near(sp(rows[0])[:, num_padding:], sp(rows[1])[:, num_padding:], close) else None

@@ -1,4 +1,4 @@
-"""How the parts of a block add to its stream: to the stream itself, or to what a norm makes of it."""
+"""How the parts of a block add to its stream: to the stream itself, or to what a norm makes of it, which goes on."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.recording import Call, Operation, Recording
 
-Kind = Literal["stream", "normed", "twice"]
+Kind = Literal["stream", "normed"]
 
 _NORM = re.compile(r"norm", re.IGNORECASE)
 _NORMS = frozenset({"native_layer_norm", "rms_norm", "fused_rms_norm"})
@@ -26,21 +26,22 @@ _SAME = frozenset(  # what they give is what they are given
 
 @dataclass(frozen=True)
 class Added:
-    """An addition of what a part made of a normed stream: to the stream, to the normed one, or to both."""
+    """An addition of what a part made of a normed stream, to the one or to the other; `held` is who made that."""
 
     number: int
     kind: Kind
+    held: int
     place: Place
 
 
 def unlike_residuals(recording: Recording) -> list[Added]:
-    """Additions to a normed stream, or of it twice, in blocks that add another part to the stream itself.
+    """Additions to a normed stream that another part of the same block goes on from, by adding to it itself.
 
     In two blocks at least: what happens once is the way into a stack, or out of it.
     """
     every = list(_additions(recording, _Graph(recording)))
-    straight = {each.place.module for each in every if each.kind == "stream"}
-    odd = [each for each in every if each.kind != "stream" and each.place.module in straight]
+    went_on = {(each.held, each.place.module) for each in every if each.kind == "stream"}
+    odd = [each for each in every if each.kind == "normed" and (each.number, each.place.module) in went_on]
     return odd if len({each.place.module for each in odd}) > 1 else []
 
 
@@ -48,9 +49,9 @@ def _additions(recording: Recording, graph: "_Graph") -> Iterator[Added]:
     """All of one pass whose part takes its input from a norm, through a product with weights."""
     for number, operation in enumerate(recording.operations):
         if operation.name in _ADDS and len(operation.read) == 2 and _is_of_tokens(operation):
-            kind = graph.kind(operation)
-            if kind is not None:
-                yield Added(number, kind, operation.place)
+            found = graph.kind(operation)
+            if found is not None:
+                yield Added(number, *found, operation.place)
 
 
 def _is_of_tokens(operation: Operation) -> bool:
@@ -72,7 +73,7 @@ class _Graph:
                 before, products = before | self._before[each], products | self._products[each]
             self._before.append(before)
             self._products.append(products)
-        self._norms = dict(_norms(recording, self.source))
+        self._norms = {norm: given for norm, given in _norms(recording, self.source) if norm >= 0}
 
     def source(self, number: int) -> int:
         """The operation that made the values which this one hands on."""
@@ -80,27 +81,22 @@ class _Graph:
             number = self._operations[number].makers[0]
         return number
 
-    def kind(self, operation: Operation) -> Kind | None:
-        """To what an addition adds what a part makes of a normed stream; None where it adds none."""
+    def kind(self, operation: Operation) -> tuple[Kind, int] | None:
+        """To what an addition adds what a part makes of a normed stream, and who made that; None where it adds none."""
         makers = [self.source(maker) for maker, _ in operation.read]
-        found: list[Kind] = []
+        found: list[tuple[Kind, int]] = []
         for held, part in (makers, makers[::-1]):
-            if part < 0:
+            if held < 0 or part < 0:
                 continue
-            normed = [norm for norm, given in self._norms.items() if given == held and self._is_made_of(part, norm)]
-            if normed:
-                found.append("twice" if self._adds(part, {held, *normed}) else "stream")
+            if any(given == held and self._is_made_of(part, norm) for norm, given in self._norms.items()):
+                found.append(("stream", held))
             elif held in self._norms and self._is_made_of(part, held):
-                found.append("normed")
+                found.append(("normed", held))
         return found[0] if len(found) == 1 else None
 
     def follows(self, number: int, other: int) -> bool:
         """Whether an operation goes back to another."""
         return bool(self._before[number] >> other & 1)
-
-    def _adds(self, part: int, streams: set[int]) -> bool:
-        operation = self._operations[part]
-        return operation.name in _ADDS and any(self.source(each) in streams for each in operation.makers)
 
     def _is_made_of(self, part: int, norm: int) -> bool:
         """Whether it is computed of that norm's result, by a product with something behind it."""
@@ -130,6 +126,8 @@ def _norm(recording: Recording, call: Call) -> tuple[int, int] | None:
     """Who made the result and the input of a call, if it is that of a norm."""
     if call.module is None or not _NORM.search(type(call.module).__name__) or len(call.inputs) != 1:
         return None
+    if any(each.ndim > 1 for each in call.module.parameters()):
+        return None  # a layer that is named after norms
     if len(call.outputs) != 1 or call.outputs[0].shape != call.inputs[0].shape or call.start == call.end:
         return None
     given: Tensor = call.inputs[0]

@@ -1,4 +1,4 @@
-"""Embeddings whose row of padding is not zero, who wrote it, and whether tokens beside padding differ by it."""
+"""Embeddings whose row of padding was drawn again, by whom, and whether tokens beside padding differ by it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import DispatchWatcher, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.tensors.operations import operation_name
 from nsa_doctor.subject.contract import Subject
@@ -26,20 +28,48 @@ class PaddingRow:
 
 
 def padding_rows(subject: Subject) -> list[PaddingRow]:
-    """Those of embeddings that are not zero; of a weight that parts share none is.
+    """Those of embeddings that something drew again while the module was built: the place is its line.
 
-    The place is the line that wrote last into the weight while the module was built.
+    What is copied there, or given, as vectors that were trained elsewhere, is left alone, and what is not trained.
     """
     places = Places(FrameFilter(subject.packages))
     with places.watching(), (watch := _Writes(places)):
         module = subject.build(subject.seed)
     named = [(path, each) for path, each in module.named_modules() if isinstance(each, nn.Embedding)]
-    padded = [(path, each) for path, each in named if each.padding_idx is not None and not _is_shared(module, each)]
+    padded = [(path, each) for path, each in named if each.padding_idx is not None and each.weight.requires_grad]
     return [
-        PaddingRow(path, int(each.padding_idx or 0), watch.places_of.get(memory_of(each.weight), Place()))
+        PaddingRow(path, int(each.padding_idx or 0), place)
         for path, each in padded
-        if bool(each.weight[each.padding_idx].any())
+        if (place := watch.places_of.get(memory_of(each.weight))) and bool(each.weight[each.padding_idx].any())
     ]
+
+
+def is_trained(sp: BuiltModule, row: PaddingRow, length: int) -> bool:
+    """Whether the row gets a gradient from tokens [2, length] of which some are padding, or where that is not known."""
+    x = sp.input(length, batch=2)
+    x[:, ::3] = row.number
+    passed = attempt(lambda: forward_backward(sp, x))
+    gradient = None if isinstance(passed, Caught) else passed.gradients.get(f"{row.path}.weight")
+    return gradient is None or bool(gradient[row.number].any())
+
+
+def is_fed(sp: BuiltModule, row: PaddingRow, length: int) -> bool:
+    """Whether the embedding is given the ids themselves."""
+    x = sp.input(length, batch=2)
+    given: list[bool] = []
+    handle = sp.module.get_submodule(row.path).register_forward_hook(
+        lambda _module, args, _answer: given.append(bool(args) and _are_ids(args[0], x))
+    )
+    try:
+        with torch.no_grad():
+            sp(x)
+    finally:
+        handle.remove()
+    return any(given)
+
+
+def _are_ids(given: Any, x: Tensor) -> bool:
+    return isinstance(given, Tensor) and given.shape == x.shape and bool((given == x).all())
 
 
 def departure_with(sp: BuiltModule, row: PaddingRow, length: int, num_padding: int) -> Departure | None:
@@ -67,14 +97,8 @@ def departure_with(sp: BuiltModule, row: PaddingRow, length: int, num_padding: i
     return base.departure(output, slice(None), slice(length))
 
 
-def _is_shared(root: nn.Module, embedding: nn.Embedding) -> bool:
-    """Whether another part has the same weight, through which the row is trained."""
-    holders = (each for each in root.modules() for held in each.parameters(recurse=False) if held is embedding.weight)
-    return sum(1 for _ in holders) > 1
-
-
 class _Writes(DispatchWatcher):
-    """Where the subject wrote last into each piece of memory."""
+    """Where the subject wrote last into each piece of memory, unless it was a copy of something."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()
@@ -84,8 +108,10 @@ class _Writes(DispatchWatcher):
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; note what it writes into."""
         result = func(*args, **kwargs)
-        if operation_name(func).endswith("_") and args and isinstance(args[0], Tensor):
+        name = operation_name(func)
+        if name.endswith("_") and args and isinstance(args[0], Tensor):
+            self.places_of.pop(memory_of(args[0]), None)
             place, is_own = self._places.here()
-            if is_own:
+            if is_own and name != "copy_":
                 self.places_of[memory_of(args[0])] = place
         return result
