@@ -3,8 +3,8 @@
 Detects: positions that are computed in every pass, are handed to a function that does not read them, and on which no
 output depends, whatever is put in their place; and a module that computes positions, while its outputs move along when
 its tokens change places, or its last one does not see their order, as where heads are rotated in place of tokens; and
-heads that tell no distance beside others that are rotated, as where that is done before heads are split. Where nobody
-is seen to be handed them, it is a note: they may be read elsewhere.
+heads that tell no distance beside the first, which is rotated, as where that is done before heads are split; where
+others are, it is a note. So it is where nobody is seen to be handed positions: they may be read elsewhere.
 Matters: to such a model a sentence is a bag of words; the loss falls all the same, only less far.
 Fix: apply the rotation, the bias or the table where it is handed to, and count positions from 0 to S − 1.
 
@@ -58,6 +58,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     place = next(iter(done.used.values()), Place())
     if unturned is not None:
         message, place = f"{unturned.text} at S={length}, while others are turned by position", unturned.place
+        if not unturned.is_wrong:
+            yield Note(message=message, where=in_subject(place, sp.module))
+            return
     elif are_idle(sp):
         lengths = numbers(lengths_of(sp))
         message = f"{named}: positions that every pass computes, and no output at S={lengths} depends on their values"

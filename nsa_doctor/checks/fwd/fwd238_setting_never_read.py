@@ -3,8 +3,8 @@
 Detects: a setting that the constructor of a module has a default for, is given another value of by a call that names
     its class, and does not read, or asserts of alone; no line of its class names it or says that it is for others. A
     number that it does read, of which another changes nothing that modules answer, weigh or learn: a finding where it
-    is set from another package or only kept, else a note. An argument of a method that is read only where it is None,
-while one that is given is left out: the condition stands the wrong way round.
+    is set from another package or only kept, else a note. An argument of a method that is handed on only where it is
+    None, to what has another value where one is given: the condition stands the wrong way round.
 Matters: whoever sets it gets what the default would give, and two runs that differ in it are the same run.
 Fix: hand the setting on to the part that it is for, or refuse values other than its default.
 

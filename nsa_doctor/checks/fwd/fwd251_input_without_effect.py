@@ -2,8 +2,8 @@
 
 Detects: a module whose output is the same for inputs that have nothing in common, in evaluation, behind a pass in
     training mode and with weights moved away from their start, though what it computes from its input flows into it;
-    and channels of embeddings that change no output, and that a part is handed which gives the same for others. What
-    makes a table, as of positions, is left alone, and so is an output of zeros.
+    and channels of embeddings that change no output, where a part is handed them alone and gives the same for others.
+    What makes a table, as of positions, is left alone, and so is an output of zeros.
 Matters: it answers the same whatever it is asked; training may go on, by a gradient that goes round it.
 Fix: look at the operation named, which is given other values and gives the same: sums taken apart, an index that is
     always one, a product with zeros.

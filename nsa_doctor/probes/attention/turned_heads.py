@@ -5,13 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.attention.score_watch import MASKED, softmaxes
 from nsa_doctor.probes.attention.stationary import rotation
 from nsa_doctor.probes.attention.turning_lines import turning_place
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
 
+_FEWEST_HEADS = 2
 _FLAT, _TURNED = 1e-6, 1e-3  # of the largest score: roundings, and what a rotation makes
 
 
@@ -24,6 +27,14 @@ class Unturned:
     place: Place
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether the first head alone is turned, as where a head's angles meet channels that are no heads yet.
+
+        Several, or others, may be turned on purpose.
+        """
+        return self.count > _FEWEST_HEADS and self.heads == tuple(range(1, self.count))
+
+    @property
     def text(self) -> str:
         """What is seen."""
         heads = f"head{'s' * (len(self.heads) > 1)} {numbers(self.heads)} of {self.count}"
@@ -31,7 +42,16 @@ class Unturned:
 
 
 def unturned_heads(sp: BuiltModule, length: int) -> Unturned | None:
-    """The first softmax [B, H, S, S] of which some heads are turned and others are not; None where there is none."""
+    """The first softmax [B, H, S, S] of which some heads are turned and others are not; None where there is none.
+
+    A module that refuses a row of equal tokens, or fails at one, shows none.
+    """
+    with unobserved():
+        found = attempt(lambda: _unturned_heads(sp, length))
+    return None if isinstance(found, Caught) else found
+
+
+def _unturned_heads(sp: BuiltModule, length: int) -> Unturned | None:
     x = sp.input(1).repeat_interleave(length, dim=1)
     if not rotation(sp, x).is_seen:
         return None

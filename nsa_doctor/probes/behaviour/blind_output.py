@@ -65,6 +65,9 @@ def blind_channels(sp: BuiltModule, length: int) -> list[int]:
     if not still or len(still) == x.shape[-1]:
         return []
     others = [_with_others(sp, length, still, each) for each in range(1, _NUM_INPUTS)]
+    for value in (0.0, 1.0):  # of flags
+        others.insert(0, x.clone())
+        others[0][..., still] = value
     generators = Generators()
     with torch.no_grad():
         outputs = [sp(each).clone() for each in (x, *others, _LOUD * others[-1] - (_LOUD - 1) * x)]
@@ -80,12 +83,16 @@ def _gradient(sp: BuiltModule, x: Tensor) -> Tensor | None:
 
 
 def call_that_drops(sp: BuiltModule, length: int, channels: Sequence[int]) -> nn.Module | None:
-    """The first part that is given other values where these channels have others, and gives the same."""
+    """The first part that is given what comes of these channels alone, other values, and gives the same."""
     x, other = sp.input(length, batch=2), _with_others(sp, length, channels, 1)
-    one, two = (recording_of(sp, lambda each=each: sp(each)).calls for each in (x, other))
-    for call, again in zip(one, two, strict=False):
-        is_same = call.module is again.module and call.module is not sp.module and bool(call.outputs)
-        if is_same and _are_equal(call.outputs, again.outputs) and not _are_equal(call.inputs, again.inputs):
+    rest = [channel for channel in range(x.shape[-1]) if channel not in channels]
+    inputs = (x, other, _with_others(sp, length, rest, 1))
+    recorded = [recording_of(sp, lambda each=each: sp(each)).calls for each in inputs]
+    for call, again, beside in zip(*recorded, strict=False):
+        is_same = call.module is again.module is beside.module and call.module is not sp.module and bool(call.outputs)
+        if not is_same or _are_equal(call.inputs, again.inputs) or not _are_equal(call.inputs, beside.inputs):
+            continue
+        if _are_equal(call.outputs, again.outputs):
             return call.module
     return None
 

@@ -1,7 +1,7 @@
-"""Arguments that a method reads only where they are None: the condition stands the wrong way round."""
+"""Arguments that a method hands on only where they are None, and has something else for where they are given."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -36,48 +36,59 @@ def read_where_none(module: nn.Module) -> Iterator[NoneAlone]:
 
 
 def _read_where_none(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, _Choice, int]]:
-    """Arguments that nothing assigns, read in branches for None alone, while the others give something."""
+    """Arguments of which all that is read is None, into what has another value where one is given."""
     arguments = {each.arg for each in (*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs)}
     choices: dict[str, list[_Choice]] = {}
     for node in ast.walk(method):
         if isinstance(node, (ast.If, ast.IfExp)) and (name := _asked_for_none(node.test)) in arguments:
             choices.setdefault(name, []).append(node)
     for name, asked in choices.items():
+        handed = [(choice, read) for choice in asked if (read := _handed_on(choice, name)) is not None]
+        known = {id(node) for _, node in handed} | {id(node) for each in asked for node in ast.walk(each.test)}
         named = [node for node in ast.walk(method) if isinstance(node, ast.Name) and node.id == name]
-        within = {id(node) for choice in asked for node in ast.walk(choice.test)}
-        branches = [_branches(choice) for choice in asked]
-        reads = [[node for node in named if _lies_in(node, for_none)] for for_none, _ in branches]
-        within |= {id(node) for some in reads for node in some}
-        wrong = [index for index, (_, other) in enumerate(branches) if reads[index] and _gives(other)]
-        if wrong and all(isinstance(node.ctx, ast.Load) and id(node) in within for node in named):
-            yield name, asked[wrong[0]], reads[wrong[0]][0].lineno
+        if handed and all(isinstance(node.ctx, ast.Load) and id(node) in known for node in named):
+            yield name, handed[0][0], handed[0][1].lineno
 
 
 def _asked_for_none(test: ast.expr) -> str:
     """The variable that a condition compares with None; empty for any other condition."""
     match test:
-        case ast.Compare(ast.Name(id=name), [ast.Is() | ast.IsNot()], [ast.Constant(value=None)]):
+        case ast.UnaryOp(ast.Not(), inner):
+            return _asked_for_none(inner)
+        case ast.Compare(
+            ast.Name(id=name), [ast.Is() | ast.IsNot() | ast.Eq() | ast.NotEq()], [ast.Constant(value=None)]
+        ):
             return name
     return ""
 
 
-def _branches(choice: _Choice) -> tuple[Sequence[ast.AST], Sequence[ast.AST]]:
-    """What is done where it is None, and where it is not."""
-    body = choice.body if isinstance(choice.body, list) else [choice.body]
-    other = choice.orelse if isinstance(choice.orelse, list) else [choice.orelse]
-    is_none_first = isinstance(choice.test, ast.Compare) and isinstance(choice.test.ops[0], ast.Is)
-    return (body, other) if is_none_first else (other, body)
+def _is_none_first(test: ast.expr) -> bool:
+    """Whether the condition holds where it is None."""
+    if isinstance(test, ast.UnaryOp):
+        return not _is_none_first(test.operand)
+    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.Eq)
 
 
-def _lies_in(node: ast.AST, branch: Sequence[ast.AST]) -> bool:
-    return any(each is node for statement in branch for each in ast.walk(statement))
+def _handed_on(choice: _Choice, name: str) -> ast.Name | None:
+    """Where the branch for None gives the argument to something, and the other gives the same thing another value.
+
+    A branch that says so, as by a warning, leaves it out on purpose.
+    """
+    if isinstance(choice, ast.IfExp):
+        given, other = (choice.body, choice.orelse) if _is_none_first(choice.test) else (choice.orelse, choice.body)
+        return given if isinstance(given, ast.Name) and given.id == name and not _is_plain(other) else None
+    for_none, others = (choice.body, choice.orelse) if _is_none_first(choice.test) else (choice.orelse, choice.body)
+    if any(isinstance(each, (ast.Expr, ast.Raise)) for each in others):
+        return None
+    targets = {ast.dump(target) for each in others if isinstance(each, ast.Assign) for target in each.targets}
+    for each in for_none:
+        if not isinstance(each, ast.Assign) or not isinstance(each.value, ast.Name) or each.value.id != name:
+            continue
+        if any(ast.dump(target) in targets for target in each.targets):
+            return each.value
+    return None
 
 
-def _gives(branch: Sequence[ast.AST]) -> bool:
-    """Whether it is an expression, or assigns or returns something; what raises does not."""
-    nodes = [node for statement in branch for node in ast.walk(statement)]
-    if any(isinstance(node, ast.Raise) for node in nodes):
-        return False
-    return any(isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)) for node in nodes) or any(
-        isinstance(statement, ast.expr) for statement in branch
-    )
+def _is_plain(node: ast.expr) -> bool:
+    """Whether it is another variable, which may well be what was asked for."""
+    return isinstance(node, (ast.Name, ast.Attribute))

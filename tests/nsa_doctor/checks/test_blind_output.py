@@ -180,6 +180,22 @@ def test_a_channel_that_a_part_drops_is_found_there() -> None:
     assert (finding.where.module, finding.where.module_class) == ("clock", "Clock")
 
 
+class Counted(nn.Module):
+    """A part is given all channels, for how many tokens there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock, self.mix = Clock(), nn.Linear(WIDTH - 1, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x[..., 1:]) + self.clock(x)[..., :WIDTH].mean(-2)
+
+
+def test_a_part_that_is_given_all_channels_for_their_number_is_not_blamed() -> None:
+    result = examined(Counted)
+    assert (result.findings, len(result.notes)) == ((), 1)
+
+
 def test_a_channel_that_nothing_takes_is_a_note_and_one_that_is_an_index_is_none() -> None:
     result = examined(lambda: Events(None))
     assert (result.findings, len(result.notes)) == ((), 1)

@@ -42,12 +42,12 @@ class WrongWayInOneLine(Mixing):
 
 class InAMethodThatNoPassComesTo(Mixing):
     def extend(self, x: Tensor, cache: Tensor | None = None) -> Tensor:
-        if cache is None:  # here
-            keys = torch.cat((x, cache), 1)
-            keys = keys[:, -4:]
+        if cache != None:  # noqa: E711  # here
+            keys = x[:, -4:]
+            keys = self.mix(keys)
         else:
-            keys = x
-        return self.mix(keys)
+            keys = cache
+        return keys
 
 
 class FilledIn(Mixing):
@@ -58,6 +58,33 @@ class FilledIn(Mixing):
         self.window = window
         self.size = size if size is not None else 4
         self.sizes = [4] if size is None else [size]
+
+
+class Kept(Mixing):
+    """What is asked for None is handed to a call, is said to be left out, or gives way to another variable."""
+
+    def __init__(self, size: int | None = None) -> None:
+        super().__init__()
+        self.memory = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.state, self.size = torch.zeros(1, 1, WIDTH), 4
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        if state is None:
+            y, self.state = self.memory(x, state)
+        else:
+            y, self.state = self.memory(x, self.state)
+        return y
+
+    def masked(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            self.mask = mask
+        else:
+            warnings.warn("the mask is left out", stacklevel=2)
+            self.mask = None
+        return x
+
+    def sized(self, size: int | None = None) -> int | None:
+        return size if size is None else self.size
 
 
 class HandedOn(Mixing):
@@ -97,6 +124,6 @@ def test_a_condition_that_stands_the_wrong_way_round_is_found(make: Callable[[],
     assert is_marked(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize("make", [FilledIn, HandedOn])
+@pytest.mark.parametrize("make", [FilledIn, HandedOn, Kept])
 def test_an_argument_that_is_filled_in_or_handed_on_is_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).findings == ()

@@ -60,6 +60,24 @@ class PartOfEach(Layer):
         return self.attend(turned(q, 4), turned(k, 4), v)
 
 
+class HalfOfThem(Layer):
+    """Two heads are turned, and two read by content alone, on purpose."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.split(each) for each in self.qkv(x).chunk(3, -1))
+        q, k = (torch.cat((turned(each[:, :2]), each[:, 2:]), 1) for each in (q, k))
+        return self.attend(q, k, v)
+
+
+class Refuses(AllHeads):
+    """Takes a row of one token for damage."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 1 and bool((x == x[:, :1]).all()):
+            raise ValueError("a row of one token is damaged")
+        return super().forward(x)
+
+
 class Slopes(Layer):
     """Sines are added to the tokens, and a bias of distance to the scores of half of the heads."""
 
@@ -83,6 +101,12 @@ def test_heads_that_are_split_after_they_are_turned_are_found_where_keys_are_tur
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
-@pytest.mark.parametrize("make", [AllHeads, PartOfEach, Slopes])
+@pytest.mark.parametrize("make", [AllHeads, PartOfEach, Slopes, Refuses])
 def test_heads_that_are_turned_alike_or_have_slopes_are_silent(make: Callable[[], nn.Module], seed: int) -> None:
     assert examined(make, seed).findings == ()
+
+
+def test_some_heads_that_are_not_turned_are_a_note() -> None:
+    result = examined(HalfOfThem)
+    assert (result.findings, len(result.notes)) == ((), 1)
+    assert "in heads 2 and 3 of 4 at S=19, while others are turned by position" in result.notes[0]
