@@ -42,7 +42,7 @@ class Unturned:
 
 
 def unturned_heads(sp: BuiltModule, length: int) -> Unturned | None:
-    """The first softmax [B, H, S, S] of which some heads are turned and others are not; None where there is none.
+    """The first softmax [..., S, S] of which some heads are turned and others are not; None where there is none.
 
     A module that refuses a row of equal tokens, or fails at one, shows none.
     """
@@ -56,8 +56,8 @@ def _unturned_heads(sp: BuiltModule, length: int) -> Unturned | None:
     if not rotation(sp, x).is_seen:
         return None
     for index, each in enumerate(softmaxes(sp, x)[0]):
-        if each.is_of_tokens(length) and each.is_fed_alike and each.scores.ndim == 4:
-            size, bent = _swings(each.scores[0])
+        if each.is_of_tokens(length) and each.is_fed_alike:
+            size, bent = _swings(each.scores.flatten(0, -3))  # of one row
             flat = [head for head, swing in enumerate(size) if swing <= _FLAT]
             if flat and max(bent) > _TURNED:
                 place = turning_place(sp, x, index, is_caller=True) or each.place

@@ -22,6 +22,7 @@ _NUDGE = 4
 _ADDING = frozenset({"add_", "index_add_", "scatter_add_", "sub_"})
 _STORING = frozenset({"copy_", "diagonal_scatter", "select_scatter", "slice_scatter"})
 _SOFTMAX = frozenset({"softmax", "log_softmax", "safe_softmax"})
+_BETWEEN = frozenset({"add", "add_", "clone", "div", "div_", "masked_fill", "masked_fill_", "mul", "mul_", "view"})
 _SUMS = frozenset(
     (
         "add",
@@ -162,8 +163,10 @@ class _CastWatcher(DispatchWatcher):
         if narrow is not None and is_new and torch.finfo(narrow).eps > torch.finfo(self.narrowest).eps:
             self.narrowest, self.place, self.operation = narrow, self._places.here()[0], operation_name(func)
             self._lowered = result
-        elif self._lowered is not None and operation_name(func) in _SOFTMAX and args[0] is self._lowered:
-            self.operation = operation_name(func)
+        elif self._lowered is not None and args and args[0] is self._lowered:
+            name = operation_name(func)
+            self.operation = name if name in _SOFTMAX else self.operation
+            self._lowered = result if name in _BETWEEN else self._lowered
         return result
 
 

@@ -35,6 +35,12 @@ def _softmax_in_half(x: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=torch.bfloat16).to(x.dtype) @ x  # here
 
 
+def _masked_in_half(x: Tensor) -> Tensor:
+    scores = (x @ x.mT / DIM**0.5).bfloat16()  # here
+    hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -1e9).softmax(-1).to(x.dtype) @ x
+
+
 def _denominator_key_by_key(x: Tensor) -> Tensor:
     weights = (x @ x.mT / DIM**0.5).clamp(-4, 4).exp()
     weights = weights.tril()
@@ -138,6 +144,7 @@ running_mean_inside = hosting(_running_mean_inside)
 mean_added_up_in_half = hosting(_mean_added_up_in_half)
 mean_added_up_in_a_half_buffer = hosting(_mean_added_up_in_a_half_buffer)
 softmax_in_half = hosting(_softmax_in_half)
+masked_in_half = hosting(_masked_in_half)
 
 
 def softmax_in_float32() -> nn.Module:

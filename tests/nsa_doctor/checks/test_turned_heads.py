@@ -48,6 +48,14 @@ class BeforeTheSplit(Layer):
         return self.attend(self.split(q), self.split(k), self.split(v))
 
 
+class Folded(BeforeTheSplit):
+    """Heads are rows of the batch."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        folded = scaled_dot_product_attention(*(each.flatten(0, 1) for each in (q, k, v)), is_causal=True)
+        return self.out(folded.unflatten(0, (-1, HEADS)).transpose(1, 2).flatten(2))
+
+
 class AllHeads(Layer):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self.split(each) for each in self.qkv(x).chunk(3, -1))
@@ -94,8 +102,11 @@ def examined(make: Callable[[], nn.Module], seed: int = 0) -> Result:
     return run_check(registry.load("FWD229"), small_subject(make, width=WIDTH, seed=seed))
 
 
-def test_heads_that_are_split_after_they_are_turned_are_found_where_keys_are_turned() -> None:
-    (finding,) = examined(BeforeTheSplit).findings
+@pytest.mark.parametrize("make", [BeforeTheSplit, Folded])
+def test_heads_that_are_split_after_they_are_turned_are_found_where_keys_are_turned(
+    make: Callable[[], nn.Module],
+) -> None:
+    (finding,) = examined(make).findings
     assert "in heads 1, 2 and 3 of 4 at S=19, while others are turned by position" in finding.message
     assert is_marked(finding.where.file, finding.where.line)
 

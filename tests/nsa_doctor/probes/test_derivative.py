@@ -158,7 +158,9 @@ def test_a_module_narrower_than_its_dtype_is_a_note_with_its_line(examined) -> N
     assert "precisions.py" in result.notes[0]
 
 
-@pytest.mark.parametrize("name", ["mean_added_up_in_half", "mean_added_up_in_a_half_buffer", "softmax_in_half"])
+@pytest.mark.parametrize(
+    "name", ["mean_added_up_in_half", "mean_added_up_in_a_half_buffer", "softmax_in_half", "masked_in_half"]
+)
 def test_a_sum_narrower_than_what_it_adds_up_is_found_at_its_line(name: str, examined) -> None:
     (finding,) = examined("FWD305", f"precisions:{name}").findings
     assert is_marked(finding.where.file, finding.where.line), finding.where
