@@ -99,7 +99,7 @@ def call_that_drops(sp: BuiltModule, length: int, channels: Sequence[int]) -> nn
 
 def _with_others(sp: BuiltModule, length: int, channels: Sequence[int], number: int) -> Tensor:
     """The input with other values in these channels."""
-    x, other = (sp.input(length, batch=2, seed=sp.subject.seed + 31 * each) for each in (0, number))
+    x, other = (sp.input(length, batch=2, seed=sp.subject.seed + 31 * each).clone() for each in (0, number))
     x[..., channels] = other[..., channels]
     return x
 

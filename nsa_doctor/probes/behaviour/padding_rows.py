@@ -46,7 +46,7 @@ def padding_rows(subject: Subject) -> list[PaddingRow]:
 
 def is_trained(sp: BuiltModule, row: PaddingRow, length: int) -> bool:
     """Whether the row gets a gradient from tokens [2, length] of which some are padding, or where that is not known."""
-    x = sp.input(length, batch=2)
+    x = sp.input(length, batch=2).clone()
     x[:, ::3] = row.number
     passed = attempt(lambda: forward_backward(sp, x))
     gradient = None if isinstance(passed, Caught) else passed.gradients.get(f"{row.path}.weight")
@@ -104,12 +104,14 @@ class _Writes(DispatchWatcher):
         super().__init__()
         self.places_of: dict[int, Place] = {}
         self._places = places
+        self._alive: list[Tensor] = []  # or memory would be given to another tensor
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; note what it writes into."""
         result = func(*args, **kwargs)
         name = operation_name(func)
         if name.endswith("_") and args and isinstance(args[0], Tensor):
+            self._alive.append(args[0])
             self.places_of.pop(memory_of(args[0]), None)
             place, is_own = self._places.here()
             if is_own and name != "copy_":
