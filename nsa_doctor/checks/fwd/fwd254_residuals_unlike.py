@@ -1,8 +1,8 @@
 """FWD254 residuals-unlike
 
-Detects: a block, one of several, of which one part adds what it makes of the normed stream to that, and the next goes
-on from there: it norms the sum and adds to the sum itself, as the first should have done. Blocks whose parts all add to
-what a norm gives, and branches that do within themselves, are left alone.
+Detects: blocks of which one part adds what it makes of the normed stream to that, and the next goes on from there: it
+norms the sum and adds to the sum itself, as the first should have done. What happens once is left alone, as are blocks
+whose parts all add to what a norm gives, and branches that do within themselves.
 Matters: the stream is normed in every layer, and what came from below is drowned.
 Fix: add to what stood there before the norm.
 

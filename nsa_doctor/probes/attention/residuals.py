@@ -37,12 +37,13 @@ class Added:
 def unlike_residuals(recording: Recording) -> list[Added]:
     """Additions to a normed stream that another part of the same block goes on from, by adding to it itself.
 
-    In two blocks at least: what happens once is the way into a stack, or out of it.
+    Twice at least, in two blocks, one that is run again, or a loop over parts: what happens once is the way into a
+    stack, or out of it.
     """
     every = list(_additions(recording, _Graph(recording)))
     went_on = {(each.held, each.place.module) for each in every if each.kind == "stream"}
     odd = [each for each in every if each.kind == "normed" and (each.number, each.place.module) in went_on]
-    return odd if len({each.place.module for each in odd}) > 1 else []
+    return odd if len(odd) > 1 else []
 
 
 def _additions(recording: Recording, graph: "_Graph") -> Iterator[Added]:

@@ -167,6 +167,33 @@ class Stack(nn.Module):
         return self.norm(x)
 
 
+class Loop(nn.Module):
+    """The parts of two blocks lie in lists, and the model runs them itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(RootMeanSquareNorm() for _ in range(4))
+        self.parts = nn.ModuleList((Attend(), Feed(), Attend(), Feed()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in range(2):
+            first, second = self.norms[2 * layer : 2 * layer + 2]
+            x = first(x)
+            x = x + self.parts[2 * layer](x)  # here
+            x = x + self.parts[2 * layer + 1](second(x))
+        return x
+
+
+class Again(Stack):
+    """One block, which is run twice."""
+
+    def __init__(self) -> None:
+        super().__init__(NormsTheStream, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(super().forward(x))
+
+
 class WayIn(Stack):
     """What is normed and mixed once before the blocks is no part of them."""
 
@@ -194,6 +221,12 @@ def test_a_part_that_adds_to_the_normed_stream_is_found(norm: Callable[[], nn.Mo
     (finding,) = examined(lambda: Stack(lambda: NormsTheStream(norm))).findings
     assert "a part of blocks.0 adds what it makes to what a norm makes of the stream" in finding.message
     assert finding.message.endswith("the next goes on, adding to the stream itself; so does 1 more")
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize("make", [Loop, Again])
+def test_parts_that_one_module_runs_in_turn_are_looked_at_as_blocks_are(make: Callable[[], nn.Module]) -> None:
+    (finding,) = examined(make).findings
     assert is_marked(finding.where.file, finding.where.line)
 
 
