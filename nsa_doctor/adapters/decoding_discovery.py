@@ -109,7 +109,7 @@ def _by_methods(module: nn.Module) -> Iterator[Decoding]:
     for name in _STEPS:
         step = getattr(module, name, None)
         names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)  # type: ignore[arg-type]
-        if len(names) > 1:
+        if names:
 
             def step_of(module: nn.Module, x: Tensor, cache: Any, name: str = name) -> tuple[Tensor, Any]:
                 by = "prefill" if more and x.shape[1] > 1 else name  # which goes on from what it is given

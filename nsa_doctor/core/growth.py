@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 # Two-sided 95 % of Student's t by degrees of freedom.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
-ONE_CHUNK = 128  # tokens: below it all may lie in one, and grow faster than many do
 _ROOM_OF_THIRD = 4.0
 
 
@@ -83,6 +82,11 @@ def ladder(
             break
         found.append(measure(length))
     return found
+
+
+def is_stretched(found: Sequence[_Measured], costs: Callable[[_Measured], Sequence[tuple[float, float]]]) -> bool:
+    """Whether a ladder has its third length by exceeding a limit: tokens so few may all lie in one chunk."""
+    return len(found) == 3 and not is_affordable(found[0], found[1], found[2].length, costs)
 
 
 def is_affordable(

@@ -1,8 +1,9 @@
 """FWD252 padding-id-read
 
 Detects: a subject of tokens that hides one id by itself, as that of padding: it compares its input with it, and no
-    token attends to one. With such tokens behind a row's own, these come out other than in the row alone. And one that
-    such tokens change nothing behind, while in front of a row they leave one answer, whatever the row holds.
+    token attends to one. With such tokens behind a row's own, these come out other than in the row alone. And a
+    subject of one answer for a row, which such tokens behind it leave as it is, while in front of it they make it the
+    same whatever the row holds.
 Matters: batches are padded; a row then gets another answer for the length of its neighbours.
 Fix: hide padding from whatever else mixes tokens: with zeros from convolutions, sums and means, and from norms over
     tokens.

@@ -40,11 +40,10 @@ def run(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad():
         found = unlike_residuals(recording_of(sp, lambda: sp(x)))
     if found:
-        first = found[0]
-        more = f"; so {'does' if len(found) == 2 else 'do'} {len(found) - 1} more" if len(found) > 1 else ""
+        first, more = found[0], f"so {'does' if len(found) == 2 else 'do'} {len(found) - 1} more"
         yield Finding(
             message=f"a part of {first.place.module or 'the module'} adds what it makes to what a norm makes of the "
-            f"stream, from which the next goes on, adding to the stream itself{more}",
+            f"stream, from which the next goes on, adding to the stream itself; {more}",
             where=in_subject(first.place, sp.module),
             evidence={"additions": len(found)},
             repro=command_for(subject, "FWD254"),

@@ -43,15 +43,18 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if subject.loop is not None:
         raise NotApplicableError("its loop is handed its micro-batches")
     sp, length = built(subject, mode="train"), lengths_for(subject)[0]
-    left_out = _left_out(sp, length, _ROWS, 0) and _left_out(sp, length, _MORE_ROWS, 0)
+    if not _left_out(sp, length, _ROWS, 0):
+        return
+    left_out = set(range(_MORE_ROWS))
+    for fill in range(_FILLS):  # by what they hold, others are left out
+        if left_out:
+            left_out &= set(_left_out(sp, length, _MORE_ROWS, fill))
     if not left_out:
         return
     x = ordinary_input(sp, length, _MORE_ROWS, subject.seed)
     copied = _copy(sp)
     cleared = first_clearing(copied.module, subject.packages, lambda: first_step(copied, x, 0.0))
-    for fill in range(1, _FILLS if cleared is None else 1):  # by what they hold, others are left out
-        left_out = [row for row in _left_out(sp, length, _MORE_ROWS, fill) if row in left_out]
-    rows = ", ".join(map(str, left_out))
+    rows = ", ".join(map(str, sorted(left_out)))
     message = f"what {len(left_out)} of {_MORE_ROWS} rows of a batch hold changes no gradient of a training step at "
     message += f"S={length} (rows {rows})"
     if cleared is not None:
@@ -62,7 +65,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             control="other rows do",
             repro=command_for(subject, "GRD223"),
         )
-    elif left_out:
+    else:
         yield Note(message=message, where=_step(sp, x).place)
 
 

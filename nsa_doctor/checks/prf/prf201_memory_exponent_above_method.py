@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.growth import ONE_CHUNK, doubling, fitted_exponent, is_affordable, ladder
+from nsa_doctor.core.growth import doubling, fitted_exponent, is_affordable, is_stretched, ladder
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.named_blocks import speaks_of_chosen_blocks
 from nsa_doctor.probes.cost.alive import Peak, peak_memory
@@ -48,7 +48,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         beyond = [length for length in doubling(max(_TILED, 4 * longest), _NUM_LENGTHS) if length > longest]
         peaks += _measured_on(subject, peaks, [length for length in beyond if length <= subject.longest])
     if (fastest := fastest_growing(peaks, allowed)) is not None:
-        if peaks[-1].length < min(longest, ONE_CHUNK):
+        if is_stretched(peaks, _costs):
             raise NotComparableError(f"memory was measured up to S={peaks[-1].length} only, which may be one chunk")
         yield _finding(subject, peaks, fastest, allowed)
     elif (

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.growth import ONE_CHUNK, doubling, ladder, least_exponent
+from nsa_doctor.core.growth import doubling, is_stretched, ladder, least_exponent
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.per_token import amounts
 from nsa_doctor.probes.cost.work import LineWork, Work, count_work, usual_mode
@@ -50,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     share = sum(line.cost for line, _ in growing) / max(1, forward)
     if share < _LEAST_SHARE:
         return
-    if last.length < min(longest, ONE_CHUNK):
+    if is_stretched(works, _costs):
         raise NotComparableError(f"work was counted up to S={last.length} only, which may be within one chunk")
     worst, exponent = max(growing, key=lambda pair: pair[0].cost)
     yield Finding(

@@ -153,7 +153,7 @@ class _CastWatcher(DispatchWatcher):
         super().__init__()
         self.narrowest, self.place, self.operation = own, Place(), ""
         self._places, self._without_effect = places, without_effect
-        self._lowered: Tensor | None = None  # by the cast that is told of
+        self._lowered: Tensor | None = None  # by the cast that `place` names
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; a result narrower than its floating-point input lowers the precision."""
