@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from nsa_doctor.core.errors import Caught, UsageError, attempt
 from nsa_doctor.core.examination_request import ExaminationRequest
@@ -26,12 +27,14 @@ _UNCOUNTED: Mapping[str, Fate] = {"same": "same", "other parameters": "other par
 class Trial:
     """How every mutant is tried: on which terms, by which checks, and against which record of the subject as it is.
 
-    `seconds` say how long each check took there, so that the shortest come first.
+    `subject` is what the report of it as it is declares; `seconds` say how long each check took there, so that the
+    shortest come first.
     """
 
     examination_request: ExaminationRequest
     policy: Policy
     checks: RunRequest
+    subject: Mapping[str, Any]
     seconds: Mapping[str, float]
     sweep_seconds: float
     record: str
@@ -101,7 +104,7 @@ class Trial:
 
     def _verdict(self, session: Session) -> PolicyVerdict:
         results = results_of(session, self.checks)
-        report = Report(command="go-no-go", subject={}, options={}, environment={}, results=results)
+        report = Report(command="go-no-go", subject=self.subject, options={}, environment={}, results=results)
         beside = tuple(each.code for each in results if each.code not in self._codes and each.findings)
         return decide(report, self.policy, Evidence(obstacles=beside))
 

@@ -94,6 +94,7 @@ def _prove(work: _Work, checks: RunRequest, report: Report, record: str, listen:
         examination_request=_like(terms, work.facts),
         policy=_of_module(work.request.policy, checks, report),
         checks=checks,
+        subject=report.subject,
         seconds={result.code: result.seconds for result in report.results},
         sweep_seconds=_PARTS_OF_A_SWEEP * sum(each.seconds or 0.0 for each in report.measurements),
         record=record,

@@ -111,20 +111,27 @@ def compared(subject: Subject, file: Path) -> Iterator[Place | Effect]:
     if shapes_of(module) != {name: tuple(each.shape) for name, each in terms.parameters.items()}:
         yield Effect("other parameters", "its parameters have other names or shapes")
         return
-    raised = ""
+    lost, answers = "", False
     for length, mode, expected in kept["passes"]:
         place = Place(length, mode)
         yield place
+        if place not in places(subject, (length,)):
+            lost = lost or f"does not decode any more at {place}"
+            continue
         try:
             found = values_at(subject, place, terms)
         except SubjectFailedError as failure:
-            raised = raised or f"raises at {place}: {failure.caught.sentence}"
+            lost = lost or f"raises at {place}: {failure.caught.sentence}"
             continue
-        said = raised or _difference(found, expected, place, terms, getattr(torch, subject.dtype))
+        answers = True
+        said = lost or _difference(found, expected, place, terms, getattr(torch, subject.dtype))
         if said:
             yield Effect("changed", said)
             return
-    yield Effect("raises", raised) if raised else Effect("same")
+    if lost:
+        yield Effect("changed" if answers else "raises", lost)
+    else:
+        yield Effect("same")
 
 
 def _difference(found: Values, expected: Values, place: Place, terms: Terms, dtype: torch.dtype) -> str:

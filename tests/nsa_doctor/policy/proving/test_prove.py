@@ -33,6 +33,25 @@ class Attention(nn.Module):
         return scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -torch.inf).softmax(-1) @ v
 """
 
+SUM = """
+from torch import nn
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(16, 16)
+
+    def prefill(self, x):
+        return self.out(x.cumsum(-2)), x.sum(-2, keepdim=True)
+
+    def step(self, x, state):
+        return self.out(x + state), x + state
+
+    def forward(self, x):
+        return self.prefill(x)[0]
+"""
+
 
 @pytest.fixture
 def subject(tmp_path, monkeypatch, request):
@@ -47,7 +66,9 @@ def subject(tmp_path, monkeypatch, request):
 
 def asked(subject, **parts):
     checks = select(("FWD201", "FWD206"), (), "smoke")
-    examination = ExaminationRequest(spec=subject, profile="smoke", explore=True, lengths=(64, 16), threads=1)
+    examination = ExaminationRequest(
+        spec=subject, profile="smoke", explore=True, lengths=(64, 16), threads=1, declared=parts.pop("declared", ())
+    )
     run = RunRequest(examination_request=examination, checks=tuple(checks), jobs=parts.pop("jobs", 1))
     return ProveRequest(**{"count": 2, "seed": 0, "policy": Policy(**POLICY), "module_checks": run, **parts})
 
@@ -96,6 +117,24 @@ def test_another_interpreter_examines_the_mutant_too(subject):
     proof = prove(replace(request, count=4, policy=policy, module_checks=run), go()).proof
     assert proof.number("missed") > 0
     assert not [mutant.by for mutant in proof.counted if mutant.by.startswith("FWD211")]
+
+
+def test_a_check_that_does_not_apply_leaves_a_mutant_missed(subject):
+    report = replace(go(), subject={"name": "x", "spec": ("bidirectional",)})
+    proof = prove(asked(subject, count=4, declared=("bidirectional",)), report).proof
+    assert proof.number("missed") > 0
+    assert proof.number("unknown") == 0
+
+
+def test_a_mutant_that_raises_does_not_decode_either(tmp_path, monkeypatch):
+    (tmp_path / "proved_sum.py").write_text(SUM)
+    monkeypatch.syspath_prepend(tmp_path)
+    request = asked("proved_sum:Sum", count=99)
+    examination = replace(request.module_checks.examination_request, input="embeddings", width=16)
+    run = replace(request.module_checks, examination_request=examination)
+    proof = prove(replace(request, module_checks=run), go()).proof
+    assert "return (x)[0]" in [mutant.after for mutant in proof.those("raises")]
+    assert proof.number("unknown") == 0
 
 
 def test_an_interruption_keeps_what_is_known(subject):
