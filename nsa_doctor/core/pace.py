@@ -13,6 +13,7 @@ _WANTED_CALL = 0.25
 _EVEN = 1.5  # a longer call that takes at most so many times as long costs what a short one does
 _SHARE_OF_A_SWEEP = 0.25
 _CALLS_OF_A_LENGTH = 4.0  # forward passes that the three modes of one length cost
+_PASSES_OF_VALUES = 27.0  # forward passes that every unusual value and every low precision cost at one length
 _MOST_LENGTHS = 5
 _SHARE_OF_A_CHECK = 1 / 3  # of what is left
 _SHARE_OF_A_TELLING_ONE = 0.8  # it makes few calls as long as it finds nothing
@@ -22,10 +23,14 @@ _ENDING = 4.0  # seconds in which children end and findings are merged
 
 @dataclass(frozen=True)
 class Pace:
-    """`length` is the longest that is examined, where a forward pass takes `call_seconds`; all ends after `seconds`."""
+    """`length` is the longest that is examined, where a forward pass takes `call_seconds`; all ends after `seconds`.
+
+    Of up to `SHORT` tokens it takes `short_seconds`.
+    """
 
     length: int
     call_seconds: float
+    short_seconds: float
     seconds: float
     profile: Profile
 
@@ -36,13 +41,24 @@ class Pace:
             return None
         wanted = max(_WANTED_CALL, _EVEN * call_seconds[0][1])
         length, seconds = [(length, seconds) for length, seconds in call_seconds if seconds <= wanted][-1]
-        return cls(length=length, call_seconds=seconds, seconds=_SECONDS[profile], profile=profile)
+        return cls(
+            length=length,
+            call_seconds=seconds,
+            short_seconds=max([call_seconds[0][1], *(each for length, each in call_seconds if length <= SHORT)]),
+            seconds=_SECONDS[profile],
+            profile=profile,
+        )
 
     @property
     def num_lengths(self) -> int:
         """How many lengths a sweep may take."""
         affordable = self.seconds * _SHARE_OF_A_SWEEP / (_CALLS_OF_A_LENGTH * self.call_seconds)
         return max(1, min(_MOST_LENGTHS, int(affordable)))
+
+    @property
+    def num_for_values(self) -> int:
+        """At how many short lengths a sweep may give unusual values and low precisions."""
+        return int(self.seconds * _SHARE_OF_A_SWEEP / (_PASSES_OF_VALUES * self.short_seconds))
 
     def seconds_left(self, spent: float, *, is_telling: bool = False) -> float:
         """The seconds that the next check may take, after so many of the examination; none once it has to end."""

@@ -6,7 +6,7 @@ from typing import Any
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.lengths import evenly
 from nsa_doctor.core.measurement import VALUES, Point
-from nsa_doctor.core.pace import Pace
+from nsa_doctor.core.pace import SHORT, Pace
 from nsa_doctor.engine.measure_points import points
 
 _NUM_LENGTHS: Mapping[Profile, int] = {"smoke": 5, "quick": 14, "full": 1 << 16}
@@ -19,17 +19,21 @@ _UNLUCKY = (1, 512, 128, 2, 2048, 1024, 64, 257)  # one token, whole blocks of e
 def sweep_points(profile: Profile, facts: Mapping[str, Any], pace: Pace | None = None) -> list[Point]:
     """Ordinary input in every mode, then unusual values and low precision at a few of the lengths, in training.
 
-    Where lengths were asked for, ordinary input at those alone; at a slow `pace`, ordinary input at a few.
+    Where lengths were asked for, ordinary input at those alone; at a slow `pace`, ordinary input at a few lengths, and
+    the rest at short ones, as far as there is time for it.
     """
     lengths: Sequence[int] = facts["boundaries"] or facts["spread"]
     modes, own = facts["modes"], facts["dtype"]
     if facts.get("lengths"):
         return points(facts["lengths"], (own,), modes)
-    if pace is not None:
-        return points(_chosen(lengths, pace.num_lengths), (own,), modes)
-    chosen = _chosen(lengths, _NUM_LENGTHS[profile])
+    chosen = _chosen(lengths, _NUM_LENGTHS[profile] if pace is None else pace.num_lengths)
     found = points(chosen, (own,), modes)
     count = _NUM_FOR_VALUES[profile]
+    if pace is not None:
+        count, chosen = (
+            min(count, pace.num_for_values),
+            [each for each in lengths if each <= SHORT] or list(lengths[:1]),
+        )
     if count:
         few = evenly([length for length in chosen if 2 < length <= _LONGEST_FOR_VALUES[profile]] or chosen, count)
         strange = tuple(value for value in VALUES if value != "normal")

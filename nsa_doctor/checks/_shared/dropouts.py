@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.without_effect import is_mentioned
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.hooks.read_where_given import is_read_where_given
 from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument
 from nsa_doctor.probes.internal import DROPOUTS
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -68,16 +69,20 @@ def _beginning(path: str) -> str:
 
 
 def shares_in(root: nn.Module) -> Iterator[Share]:
-    """Of every module in training mode; those of dropouts themselves are their holder's."""
+    """Of every module in training mode; those of dropouts themselves are their holder's.
+
+    What waits for an argument that a call may leave out is none.
+    """
     for path, holder in root.named_modules():
         if not holder.training or isinstance(holder, DROPOUTS):
             continue
         for name, part in holder.named_children():
-            if isinstance(part, DROPOUTS) and part.training and 0 < part.p < 1:
+            is_share_of_it = isinstance(part, DROPOUTS) and part.training and 0 < part.p < 1
+            if is_share_of_it and not is_read_where_given(holder, name):
                 own = f"{path}.{name}".removeprefix(".")
                 yield Share(holder, path, name, part.p, is_mentioned(root, own) or _is_read_beside(holder, name))
         for name, value in vars(holder).items():
-            if is_share(name, value):
+            if is_share(name, value) and not is_read_where_given(holder, name):
                 yield Share(holder, path, name, value, is_named=True)
 
 

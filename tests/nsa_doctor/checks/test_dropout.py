@@ -197,6 +197,31 @@ def test_the_share_of_conditions_that_are_left_out_is_none_of_a_call_without_con
     assert "no share of dropout" in examined(Guided).reason
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_share_that_waits_for_an_argument_is_none_of_a_call_without_it(returns: bool) -> None:
+    class Labels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.rows = 0.1, nn.Parameter(torch.ones(3, DIM))
+
+        def row(self, label: Tensor | None, x: Tensor) -> Tensor:
+            if label is None:
+                label = torch.zeros(x.shape[0], dtype=torch.long)
+            elif self.training:
+                label = torch.where(torch.rand(x.shape[0]) < self.drop, torch.zeros_like(label), label)
+            return self.rows[label]
+
+        def row_or_none(self, label: Tensor | None, x: Tensor) -> Tensor:
+            if label is None:
+                return self.rows[torch.zeros(x.shape[0], dtype=torch.long)]
+            return self.rows[torch.where(torch.rand(x.shape[0]) < self.drop, torch.zeros_like(label), label)]
+
+        def forward(self, x: Tensor, label: Tensor | None = None) -> Tensor:
+            return x + (self.row_or_none if returns else self.row)(label, x)[:, None]
+
+    assert "no share of dropout" in examined(Labels).reason
+
+
 def test_what_holds_a_share_that_its_part_forgets_is_not_named_beside_it() -> None:
     def make() -> nn.Module:
         made = nn.Sequential(Attention(without))

@@ -46,6 +46,11 @@ def test_the_slower_the_calls_the_fewer_lengths_are_swept_but_never_none() -> No
     assert [pace.num_lengths for pace in paces if pace is not None] == [5, 2, 1]
 
 
+def test_short_calls_leave_time_for_unusual_values_though_long_ones_are_slow() -> None:
+    paces = [Pace.of(((64, seconds), (2048, 0.6)), "quick") for seconds in (0.01, 0.4, 1.0)]
+    assert [min(pace.num_for_values, 2) for pace in paces if pace is not None] == [2, 2, 0]
+
+
 def test_no_check_takes_all_that_is_left_and_none_begins_at_the_end() -> None:
     pace = Pace.of(SLOW, "smoke")
     assert pace is not None

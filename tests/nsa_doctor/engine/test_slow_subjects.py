@@ -40,9 +40,16 @@ def test_a_slow_healthy_subject_is_no_hang_and_what_was_left_out_is_said() -> No
     assert report.findings == ()
     assert [results[code].verdict for code in ("NAN101", "FWD101")] == [Verdict.PASS] * 2
     assert all(results[code].verdict is Verdict.PASS for code in TELLING)
+    assert results["NAN104"].verdict is Verdict.PASS
+    assert report.decision is Decision.GO
+    assert any("examined up to S=16, where a call takes 0.0" in note for note in report.notes)
+
+
+def test_where_short_calls_are_slow_too_unusual_values_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_PASSES_OF_VALUES", 1e6)
+    report = ran("waiting:healthy", registry.select(("FWD1", "NAN"), (), "quick"))
     assert report.decision is Decision.UNKNOWN
     assert "NAN104" in {result.code for result in report.results if result.reason.startswith("left out: calls of 0.0")}
-    assert any("examined up to S=16, where a call takes 0.0" in note for note in report.notes)
 
 
 def test_the_finding_of_a_slow_subject_has_its_line() -> None:
