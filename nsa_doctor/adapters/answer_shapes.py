@@ -1,7 +1,5 @@
 """Lets modules be examined whose answer is no [B, S, D]: one for each row (a class, a pooled state), or [B, S]."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.modes import evaluating
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.answer import floating_parts
 from nsa_doctor.subject.contract import AnswerSize, Subject
@@ -37,7 +36,7 @@ def answering_when_seen(subject: Subject) -> Subject:
             return answer
         if not found:
             found.append(with_answers_for_tokens(subject, module))
-        return answer if found[0].answer is None else _of_tokens(answer, x, *found[0].answer)
+        return answer if found[0].answer is None else of_tokens(answer, x, *found[0].answer)
 
     return replace(subject, forward=forward)
 
@@ -54,12 +53,12 @@ def answering(subject: Subject, path: str, size: AnswerSize) -> Subject:
         spec = tuple(dict.fromkeys((*spec, Declaration.BIDIRECTIONAL.value)))
 
     def forward(module: nn.Module, x: Tensor) -> Any:
-        return _of_tokens(subject.forward(module, x), x, path, size)
+        return of_tokens(subject.forward(module, x), x, path, size)
 
     return replace(subject, forward=forward, spec=spec, notes=(*subject.notes, note), answer=(path, size))
 
 
-def _of_tokens(answer: Any, x: Tensor, path: str, size: AnswerSize) -> Any:
+def of_tokens(answer: Any, x: Tensor, path: str, size: AnswerSize) -> Any:
     """[B, S, D] of the tensor at that path; the answer itself where it is of another shape, which is a finding."""
     found = floating_parts(answer).get(path)
     if found is None or tuple(found.shape) != (len(x), *(x.shape[1] if each == _TOKENS else each for each in size)):
@@ -72,7 +71,7 @@ def _of_tokens(answer: Any, x: Tensor, path: str, size: AnswerSize) -> Any:
 def _known_answer(subject: Subject, module: nn.Module) -> tuple[str, AnswerSize] | None:
     """The way to the tensor in the answer, and its shape behind the rows; None where the answer is as it should be."""
     for lengths in _LENGTHS:
-        with preserved_state(), _evaluating(module):
+        with preserved_state(), evaluating(module):
             short, long = (attempt(partial(_shapes, subject, module, *e)) for e in zip(_ROWS, lengths, strict=True))
         if isinstance(short, Caught) or isinstance(long, Caught):
             continue
@@ -81,19 +80,6 @@ def _known_answer(subject: Subject, module: nn.Module) -> tuple[str, AnswerSize]
         is_right = any(len(size) == 2 and size[0] == _TOKENS for _, size in known)
         return None if is_right or not known else known[0]
     return None
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """A region in which all parts are in evaluation mode; their own `eval` is not called, which may do more."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        for part, _ in modes:
-            part.training = False
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _shapes(subject: Subject, module: nn.Module, rows: int, length: int) -> dict[str, tuple[int, ...]]:

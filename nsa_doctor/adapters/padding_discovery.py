@@ -2,13 +2,14 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.answer_shapes import of_tokens, with_answers_for_tokens
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
@@ -44,30 +45,35 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
     if isinstance(parameters, Caught) or subject.offers("padded") or subject.max_length < _LENGTH:
         return subject
     way = parameter_names(module, subject.input)[0]
-    for name, parameter in parameters.items():
-        if parameter.default is not None or not _NAMES.search(name):
-            continue
+    names = [name for name, each in parameters.items() if each.default is None and _NAMES.search(name)]
+    found = _found(with_answers_for_tokens(subject, module), way, names) if names else None
+    return subject if found is None else replace(subject, padded=found[0], notes=(*subject.notes, found[1]))
+
+
+def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Masked, str] | None:
+    """How padding is masked by one of these parameters, and in words."""
+    for name in names:
         meanings = {words: meant for words, meant in _MEANINGS.items() if "pad" in name or "padding" not in words}
         ways = {words: (partial(_padded, subject, way, name, meant), meant) for words, meant in meanings.items()}
         for words, (padded, meant) in ways.items():
             marks = partial(_marks_padding, subject, padded, has_size=meant is Tensor.long)
             for mode, where in _MODES.items():
                 if any(attempt(partial(marks, mode=mode, length=length)) is True for length in (_LENGTH, _WHOLE)):
-                    note = f"padding is masked by forward(x, {name}=...), {words}{where}"
-                    return replace(subject, padded=padded, notes=(*subject.notes, note))
+                    return padded, f"padding is masked by forward(x, {name}=...), {words}{where}"
         for words, (padded, _) in ways.items():
             if attempt(partial(_hides, subject, padded)) is True:
-                note = f"padding is masked by forward(x, {name}=...), {words}, though one of no padding is not as none"
-                return replace(subject, padded=padded, notes=(*subject.notes, note))
+                how = f"{words}, though one of no padding is not as none"
+                return padded, f"padding is masked by forward(x, {name}=...), {how}"
         if _OF_TOKENS.fullmatch(name) and attempt(partial(_is_lost, subject, way, name)) is True:
             padded = partial(_padded, subject, way, name, Tensor.bool)
-            note = f"forward(x, {name}=...) is taken to mask padding, true for tokens: it changes nothing"
-            return replace(subject, padded=padded, notes=(*subject.notes, note))
+            return padded, f"forward(x, {name}=...) is taken to mask padding, true for tokens: it changes nothing"
         for words, (padded, meant) in ways.items():
             if attempt(partial(_is_for_one_row, subject, padded, way, name, has_size=meant is Tensor.long)) is True:
-                note = f"padding is masked by forward(x, {name}=...), {words}: of one row, and of several it raises"
-                return replace(subject, padded=padded, notes=(*subject.notes, note))
-    return subject
+                return (
+                    padded,
+                    f"padding is masked by forward(x, {name}=...), {words}: of one row, and of several it raises",
+                )
+    return None
 
 
 def _is_for_one_row(subject: Subject, padded: Masked, way: str | None, name: str, *, has_size: bool) -> bool:
@@ -124,7 +130,7 @@ def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
     first[:, 1:] = False
 
     def given(mask: Tensor) -> Tensor:
-        return checked_answer(subject, called(sp.module, x.clone(), way, {name: mask}), x)[0]
+        return _answered(subject, sp.module, x.clone(), way, {name: mask})
 
     with torch.no_grad():
         plain = sp(x)
@@ -143,8 +149,13 @@ def _padded(
     keep: Tensor,
 ) -> Tensor:
     """The output for x [B, S, ...] of which `keep` [B, S] says which tokens are no padding."""
-    masked = replace(subject, forward=lambda module, x: called(module, x, way, {name: meant(keep)}))
-    return checked_answer(masked, masked.forward(module, x), x)[0]
+    return _answered(subject, module, x, way, {name: meant(keep)})
+
+
+def _answered(subject: Subject, module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Tensor]) -> Tensor:
+    """The output [B, S, ...] for x beside these arguments."""
+    answer = called(module, x, way, options)
+    return checked_answer(subject, answer if subject.answer is None else of_tokens(answer, x, *subject.answer), x)[0]
 
 
 def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:

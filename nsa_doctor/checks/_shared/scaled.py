@@ -23,6 +23,12 @@ def wrongly_scaled(scores: Scores) -> tuple[str, Place] | None:
         return f"{times} {usual:.4g} twice, in {where}: by {total:.4g} in all", twice[0].place
     if scores.factors and _is(total, 1 / usual):
         return f"{times} {total:.4g}, their square root, which is to divide them", scores.factors[0].made
+    if scores.factors and _is(total, scores.in_all**0.5):
+        return (
+            f"scores that are the sum of products of {scores.in_all} channels in all are multiplied by {total:.4g}, "
+            f"their square root, which is to divide them",
+            scores.factors[0].made,
+        )
     if total < 0:
         least = min(scores.factors, key=lambda factor: factor.value)
         return f"{times} {total:.4g}, so that the keys least like a query are read most", least.made

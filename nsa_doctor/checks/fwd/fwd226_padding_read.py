@@ -16,6 +16,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _PADDING = 37, 10
+_LONGER = (300, 110)  # of several pieces, where a sequence is worked off in such
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -49,8 +51,9 @@ def run(subject: Subject) -> Iterator[Finding]:
             repro=command_for(subject, "FWD226"),
         )
         return
-    for is_left in (True, False):
-        row = PaddedRow(sp, length, _PADDING, is_left)
+    sizes = [(length, _PADDING), *([] if subject.is_slow or subject.max_length < _LONGER[0] else [_LONGER])]
+    for (length, padding), is_left in product(sizes, (True, False)):
+        row = PaddedRow(sp, length, padding, is_left)
         side = "left" if is_left else "right"
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here
             is_length = is_left and attempt(row.is_mask_counted) is True  # of a row's tokens, which stand first
@@ -58,9 +61,9 @@ def run(subject: Subject) -> Iterator[Finding]:
         if fault is not None:
             message, place = fault
             yield Finding(
-                message=f"{message}, with {_PADDING} of a row's {length} tokens masked as padding, on the {side}",
+                message=f"{message}, with {padding} of a row's {length} tokens masked as padding, on the {side}",
                 where=place,
-                evidence={"length": length, "padding": _PADDING, "side": side},
+                evidence={"length": length, "padding": padding, "side": side},
                 repro=command_for(subject, "FWD226"),
             )
             return

@@ -1,6 +1,7 @@
 """FWD233 weights-normalised-over-another-axis
 
-Detects: weights that a softmax normalises over heads, rows or queries, and that are summed over the tokens they weigh.
+Detects: weights that a softmax normalises over heads, rows or queries, and that are summed over the tokens they weigh;
+    and a module that holds a softmax, calls none, and sums values by products that nothing normalises.
 Matters: what is meant to be a mean grows and shrinks with the length and with the other heads; it trains, and worse.
 Fix: name the axis of the tokens that are weighed: `softmax(dim=-1)` of scores [..., queries, keys].
 
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
@@ -22,6 +24,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.idle_softmax import idle_softmaxes
 from nsa_doctor.probes.attention.weighed_axes import Weighing, weighings
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import comparable_module
@@ -32,8 +35,22 @@ _LENGTH, _ROWS = 19, 2  # as long as nothing else is
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
-    found = weighings(sp, sp.input(min(_LENGTH, subject.max_length), _ROWS))
-    if not found:
+    x = sp.input(min(_LENGTH, subject.max_length), _ROWS)
+    with torch.no_grad():
+        idle = list(idle_softmaxes(sp, x))
+    for left_out in idle[:1]:
+        more = f"; so do {len(idle) - 1} more" if len(idle) > 1 else ""
+        yield Finding(
+            message=(
+                f"{left_out.holder or 'the module'} holds a softmax as {left_out.name}, calls none, and sums values by "
+                f"products of queries and keys that nothing normalises{more}"
+            ),
+            where=in_subject(left_out.place, sp.module),
+            evidence={"softmax": left_out.name, "modules": len(idle)},
+            repro=command_for(subject, "FWD233"),
+        )
+    found = weighings(sp, x)
+    if not (found or idle):
         raise NotApplicableError("no softmax was seen")
     by_line: dict[Place, list[Weighing]] = defaultdict(list)
     for each in found:

@@ -53,7 +53,7 @@ def _place(sp: BuiltModule, fault: NormFault) -> Place:
     drawn = origin_of(sp.subject, fault.parameter) if fault.parameter else None
     if drawn is not None and drawn.place is not None:
         return drawn.place
-    recording = recording_of(sp, lambda: fault.module(fault.x))
+    recording = recording_of(sp, lambda: fault.module(fault.x, *fault.gates))
     made = recording.output_maker
     place = recording.operations[made].place if made >= 0 else Place()
     place = place if place.file else definition_place(fault.module)

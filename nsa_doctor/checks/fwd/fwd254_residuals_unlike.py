@@ -2,7 +2,8 @@
 
 Detects: blocks of which one part adds what it makes of the normed stream to that, and the next goes on from there: it
 norms the sum and adds to the sum itself, as the first should have done. What happens once is left alone, as are blocks
-whose parts all add to what a norm gives, and branches that do within themselves.
+whose parts all add to what a norm gives, and branches that do within themselves. And a stream and what a part makes
+of it that are subtracted, where the same function adds those of another part.
 Matters: the stream is normed in every layer, and what came from below is drowned.
 Fix: add to what stood there before the norm.
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.residuals import unlike_residuals
+from nsa_doctor.probes.attention.residuals import subtracted, unlike_residuals
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.divergence import recording_of
@@ -38,8 +39,18 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
     x = sp.input(min(_LENGTH, subject.max_length))
     with torch.no_grad():
-        found = unlike_residuals(recording_of(sp, lambda: sp(x)))
-    if found:
+        recording = recording_of(sp, lambda: sp(x))
+    if less := subtracted(recording):
+        first, count = less[0], len(less) - 1
+        more = f"; so {'does' if count == 1 else 'do'} {count} more" if count else ""
+        yield Finding(
+            message=f"the stream and what a part of {first.place.module or 'the module'} makes of it are subtracted, "
+            f"where {first.place.function} adds those of another part{more}",
+            where=in_subject(first.place, sp.module),
+            evidence={"subtractions": len(less)},
+            repro=command_for(subject, "FWD254"),
+        )
+    if found := unlike_residuals(recording):
         first, more = found[0], f"so {'does' if len(found) == 2 else 'do'} {len(found) - 1} more"
         yield Finding(
             message=f"a part of {first.place.module or 'the module'} adds what it makes to what a norm makes of the "

@@ -27,16 +27,19 @@ from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH = 33
+_LENGTHS = (33, 260)  # what is carried from one part of a sequence to the next shows in the longer one
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     built = comparable_module(subject)
+    own = torch.finfo(getattr(torch, subject.dtype)).eps
     with torch.no_grad():
-        precision = effective_precision(built, built.input(min(_LENGTH, subject.max_length)))
-    own = getattr(torch, subject.dtype)
-    if precision.eps <= torch.finfo(own).eps:  # built in float64, it may well keep to its own float32
-        return
+        for length in _LENGTHS:
+            precision = effective_precision(built, built.input(min(length, subject.max_length)))
+            if precision.eps > own:  # built in float64, it may well keep to its own float32
+                break
+        else:
+            return
     place = precision.place
     if not place.module_class:
         place = replace(place, module_class=type(built.module).__name__)

@@ -14,7 +14,7 @@ Kind = Literal["stream", "normed"]
 
 _NORM = re.compile(r"norm", re.IGNORECASE)
 _NORMS = frozenset({"native_layer_norm", "rms_norm", "fused_rms_norm"})
-_ADDS = frozenset({"add", "add_"})
+_ADDS, _SUBTRACTS = frozenset({"add", "add_"}), frozenset({"sub", "sub_"})
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution"})
 _SAME = frozenset(  # what they give is what they are given
     {
@@ -26,12 +26,16 @@ _SAME = frozenset(  # what they give is what they are given
 
 @dataclass(frozen=True)
 class Added:
-    """An addition of what a part made of a normed stream, to the one or to the other; `held` is who made that."""
+    """An addition of what a part made of a normed stream, to the one or to the other; `held` is who made that.
+
+    It `is_less` where the one is subtracted from the other.
+    """
 
     number: int
     kind: Kind
     held: int
     place: Place
+    is_less: bool = False
 
 
 def unlike_residuals(recording: Recording) -> list[Added]:
@@ -40,19 +44,31 @@ def unlike_residuals(recording: Recording) -> list[Added]:
     Twice at least, in two blocks, one that is run again, or a loop over parts: what happens once is the way into a
     stack, or out of it.
     """
-    every = list(_additions(recording, _Graph(recording)))
+    every = [each for each in _additions(recording, _Graph(recording)) if not each.is_less]
     went_on = {(each.held, each.place.module) for each in every if each.kind == "stream"}
     odd = [each for each in every if each.kind == "normed" and (each.number, each.place.module) in went_on]
     return odd if len(odd) > 1 else []
 
 
+def subtracted(recording: Recording) -> list[Added]:
+    """Those that subtract, where the same function of a class adds what another part makes."""
+    every = [each for each in _additions(recording, _Graph(recording)) if each.kind == "stream"]
+    adding = {_function(each.place) for each in every if not each.is_less}
+    return [each for each in every if each.is_less and _function(each.place) in adding]
+
+
+def _function(place: Place) -> tuple[str, str, str]:
+    return place.file, place.module_class, place.function
+
+
 def _additions(recording: Recording, graph: "_Graph") -> Iterator[Added]:
     """All of one pass whose part takes its input from a norm, through a product with weights."""
     for number, operation in enumerate(recording.operations):
-        if operation.name in _ADDS and len(operation.read) == 2 and _is_of_tokens(operation):
+        is_less = operation.name in _SUBTRACTS
+        if (is_less or operation.name in _ADDS) and len(operation.read) == 2 and _is_of_tokens(operation):
             found = graph.kind(operation)
             if found is not None:
-                yield Added(number, *found, operation.place)
+                yield Added(number, *found, operation.place, is_less)
 
 
 def _is_of_tokens(operation: Operation) -> bool:

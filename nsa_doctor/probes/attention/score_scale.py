@@ -62,13 +62,15 @@ class Scores:
 
     On the way to it, nothing was divided by its length and no weight was scaled: all that multiplies it, after a norm
     where there is one, is in `factors`, one for each line and for a call's own. `shape` is that of the scores, whose
-    last axes are of tokens as a rule.
+    last axes are of tokens as a rule. Of several products that are added, `size` is that of the largest, and `in_all`
+    the channels of all.
     """
 
     size: int
     place: Place
     factors: tuple[Factor, ...]
     shape: tuple[int, ...] = ()
+    in_all: int = 0
 
     @property
     def total(self) -> float:
@@ -85,6 +87,7 @@ class _State:
 
     factors: tuple[Factor, ...] = ()
     size: int = 0
+    in_all: int = 0
     place: Place = field(default_factory=Place)
     is_unknown: bool = False
     is_mean: bool = False
@@ -156,12 +159,15 @@ class _Watch(DispatchWatcher):
             first, second = self._state(queries), self._state(keys)
             unknown = first.is_unknown or second.is_unknown
             factors = (*_of(first, "query"), *_of(second, "key"), *more)
-            return _State(factors, keys.shape[-2], self._places.here()[0], unknown)
+            size = keys.shape[-2]
+            return _State(factors, size, size, self._places.here()[0], unknown)
         known = _joined(self._turned(name, args) or states)
         if kwargs.get("alpha", 1) != 1 and known.size:
             return replace(known, is_unknown=True)  # as many times what is added
         if name in _SCALED and known.size and is_weighed:
             return replace(known, is_unknown=True)  # a temperature for each head
+        if name in ("add", "add_") and args[0] is not args[1]:
+            known = replace(known, in_all=sum(state.in_all for state in states))
         if name in _KEEPING:
             return known
         if name in _TABLES:  # angles are products too, of positions and frequencies
@@ -186,7 +192,7 @@ class _Watch(DispatchWatcher):
         factors = () if own.value == 1 else (own,)
         unknown = query.is_unknown or key.is_unknown
         shape = (*args[0].shape[:-1], args[1].shape[-2])
-        self._see(_State((*_of(query, "query"), *_of(key, "key"), *factors), size, place, unknown), shape)
+        self._see(_State((*_of(query, "query"), *_of(key, "key"), *factors), size, size, place, unknown), shape)
 
     def _see(self, state: _State, shape: tuple[int, ...]) -> None:
         if state.size and not state.is_unknown:
@@ -194,7 +200,7 @@ class _Watch(DispatchWatcher):
             for factor in state.factors:
                 by_line[factor.place.line_text, factor.is_default].append(factor)
             merged = (replace(all_[0], value=math.prod(one.value for one in all_)) for all_ in by_line.values())
-            self.found.append(Scores(state.size, state.place, tuple(merged), shape))
+            self.found.append(Scores(state.size, state.place, tuple(merged), shape, state.in_all))
 
     def _state(self, value: Any) -> _State:
         return self._states.get(_key(value), _State()) if isinstance(value, Tensor) else _State()

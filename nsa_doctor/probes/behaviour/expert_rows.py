@@ -43,14 +43,14 @@ def summed_slots(sp: BuiltModule, x: Tensor) -> SummedSlots | None:
     return next(iter(watch.found), None)
 
 
-def line_of_slots(sp: BuiltModule, x: Tensor, slots: SummedSlots) -> Place | None:
-    """The line that makes what the expert is given."""
+def line_that_gives(sp: BuiltModule, x: Tensor, given: Tensor) -> Place | None:
+    """The line that makes what an expert is given."""
     recording = recording_of(sp, lambda: sp(x))
     same = (
         operation.place
         for operation in recording.operations
         for result in operation.results
-        if operation.place.file and result.shape == slots.given.shape and torch.equal(result, slots.given)
+        if operation.place.file and result.shape == given.shape and torch.equal(result, given)
     )
     return next(same, None)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode, Point
 from nsa_doctor.probes.hooks.phase import ask, in_mode, unobserved
+from nsa_doctor.probes.internal import NORMS_BY_BATCH
 from nsa_doctor.probes.model.inputs import make_input
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.running_state import rewind
@@ -35,13 +36,22 @@ class BuiltModule:
     module: nn.Module
     dtype: str
 
-    def input(self, length: int, batch: int = 1, seed: int | None = None) -> Tensor:
-        """Ordinary input, other in each row: [B, S, width] embeddings in `dtype`, or [B, S] token ids."""
+    def input(self, length: int, batch: int | None = None, seed: int | None = None) -> Tensor:
+        """Ordinary input, other in each row: [B, S, width] embeddings in `dtype`, or [B, S] token ids; as few rows as
+        the module takes where no `batch` is asked for.
+        """
         first = self.subject.seed if seed is None else seed
         point = Point(length=length, dtype=self.dtype)
         device = torch.device(self.subject.device)
-        rows = [make_input(self.subject, point, first + 7919 * row, device) for row in range(batch)]
-        return torch.cat(rows)
+        rows = range(self._fewest_rows if batch is None else batch)
+        return torch.cat([make_input(self.subject, point, first + 7919 * row, device) for row in rows])
+
+    @property
+    def _fewest_rows(self) -> int:
+        """One; two where a norm by the batch in training mode has one answer for each row to normalise."""
+        answers_by_row = self.subject.answer is not None and self.subject.answer[1][:1] != ("S",)
+        norms = [part for part in self.module.modules() if isinstance(part, NORMS_BY_BATCH) and part.training]
+        return 2 if answers_by_row and norms else 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, S, ...]: the output for x, which is left alone."""

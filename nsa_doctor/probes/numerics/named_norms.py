@@ -6,7 +6,7 @@ whatever the size of the input, without weights and biases the mean square of th
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -23,6 +23,7 @@ _OWN_SIZE = re.compile(r"l2|scale", re.IGNORECASE)  # a length of one, or one th
 _OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, NORMS_BY_BATCH)  # of which the weights alone may be wrong
 _TIMES = 8.0
 _FEWEST = 8
+_WITH_GATE = 2  # tensors
 _TOLERANCE = 0.05  # an epsilon of a twentieth is larger than any
 
 
@@ -30,7 +31,7 @@ _TOLERANCE = 0.05  # an epsilon of a twentieth is larger than any
 class NormFault:
     """A norm by its name, what it was asked with, and what is wrong with its answer, in words.
 
-    `parameter` is the name of the one that is at fault, if one is.
+    `parameter` is the name of the one that is at fault, if one is; `gates` are what it is given beside its input.
     """
 
     name: str
@@ -38,6 +39,7 @@ class NormFault:
     x: Tensor
     text: str
     parameter: str = ""
+    gates: tuple[Tensor, ...] = ()
 
 
 def faulty_norms(sp: BuiltModule, length: int) -> Iterator[NormFault]:
@@ -50,27 +52,28 @@ def faulty_norms(sp: BuiltModule, length: int) -> Iterator[NormFault]:
         weights = getattr(module, "weight", None) if is_torchs else None
         if isinstance(weights, Tensor) and (said := _both_sides(weights)):
             yield NormFault(name, module, sp.input(length), said, f"{name}.weight" if name else "weight")
-    for name, (module, x) in _called(sp, length).items():
+    for name, (module, x, gates) in _called(sp, length).items():
         generator = torch.Generator().manual_seed(sp.subject.seed)
         ordinary = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-        text = attempt(lambda module=module, ordinary=ordinary: _fault(module, ordinary))
+        text = attempt(lambda module=module, ordinary=ordinary, gates=gates: _fault(module, ordinary, gates))
         if isinstance(text, str):
-            yield NormFault(name, module, ordinary, text)
-        elif text is None and (weights := _about_zero(module, ordinary)):
+            yield NormFault(name, module, ordinary, text, gates=gates)
+        elif text is None and not gates and (weights := _about_zero(module, ordinary)):
             own, said = weights
             yield NormFault(name, module, ordinary, said, f"{name}.{own}" if name else own)
 
 
-def _called(sp: BuiltModule, length: int) -> dict[str, tuple[nn.Module, Tensor]]:
-    """Those that are called with one tensor and answer with one of its shape, and what they are given."""
-    called: dict[str, tuple[nn.Module, Tensor]] = {}
+def _called(sp: BuiltModule, length: int) -> dict[str, tuple[nn.Module, Tensor, tuple[Tensor, ...]]]:
+    """Those that are called with one tensor, and may be with a gate, and answer with one of their shape: with what."""
+    called: dict[str, tuple[nn.Module, Tensor, tuple[Tensor, ...]]] = {}
     names = {module: name for name, module in sp.module.named_modules() if _is_norm(module)}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         given = [each for each in (*args, *kwargs.values()) if each is not None]
-        is_plain = len(given) == 1 and isinstance(given[0], Tensor) and isinstance(output, Tensor)
-        if is_plain and given[0].is_floating_point() and output.shape == given[0].shape:
-            called[names[module]] = module, given[0].detach()
+        tensors = [each.detach() for each in (*given, output) if isinstance(each, Tensor) and each.is_floating_point()]
+        are_alike = len(tensors) == len(given) + 1 and len({each.shape for each in tensors}) == 1
+        if are_alike and given and len(args) >= len(given) <= _WITH_GATE:
+            called[names[module]] = module, tensors[0], tuple(tensors[1:-1])
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in names]
     try:
@@ -87,25 +90,38 @@ def _is_norm(module: nn.Module) -> bool:
     return bool(_NAME.search(kind.__name__)) and not kind.__module__.startswith("torch.") and not any(module.children())
 
 
-def _fault(module: nn.Module, x: Tensor) -> str | None:
-    plain, larger = _unshifted(module, x), _unshifted(module, _TIMES * x)
-    sizes = _size(plain), _size(larger)
+def _fault(module: nn.Module, x: Tensor, gates: Sequence[Tensor]) -> str | None:
+    plain = _unshifted(module, x, gates)
+    larger = [_unshifted(module, *given) for given in _larger(x, gates)]
+    sizes = _size(plain), *map(_size, larger)
     if not all(map(math.isfinite, sizes)) or not sizes[0]:
         return None
-    if abs(sizes[1] / sizes[0] - 1) > _TOLERANCE:
-        return f"an input {_TIMES:g} times as large gives an output {sizes[1] / sizes[0]:.3g} times as large"
-    if _OWN_SIZE.search(type(module).__name__) or any(_is_one(plain / scale) for scale in _scales(module, plain)):
+    times = [size / sizes[0] for size in sizes[1:]]
+    if all(abs(each - 1) > _TOLERANCE for each in times):
+        beside = " beside the same gate" if gates else ""
+        return f"an input {_TIMES:g} times as large{beside} gives an output {times[0]:.3g} times as large"
+    if gates or _OWN_SIZE.search(type(module).__name__):
+        return None
+    if any(_is_one(plain / scale) for scale in _scales(module, plain)):
         return None
     weights = [each.detach() for each in module.parameters()]
     of = f" (weights {_size(weights[0]):.3g})" if weights else ""
     return f"the root of the mean square of its output is {sizes[0]:.3g}{of}"
 
 
-def _unshifted(module: nn.Module, x: Tensor) -> Tensor:
+def _larger(x: Tensor, gates: Sequence[Tensor]) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
+    """What it may be asked with that a norm gives the same for: of two, either may be the gate, or what is added."""
+    yield _TIMES * x, gates
+    if gates:
+        yield x, [_TIMES * each for each in gates]
+        yield _TIMES * x, [_TIMES * each for each in gates]
+
+
+def _unshifted(module: nn.Module, x: Tensor, gates: Sequence[Tensor] = ()) -> Tensor:
     """What it answers, without what it adds to everything."""
     with torch.no_grad():
-        shift = module(torch.zeros_like(x))
-        answer: Tensor = module(x) - torch.where(torch.isfinite(shift), shift, 0.0)
+        shift = module(torch.zeros_like(x), *gates)
+        answer: Tensor = module(x, *gates) - torch.where(torch.isfinite(shift), shift, 0.0)
     return answer
 
 

@@ -25,6 +25,7 @@ _MOVES = frozenset(
         *("view", "unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "slice", "select", "transpose"),
         *("permute", "t", "clone", "detach", "alias", "split", "unbind", "stack", "cat", "repeat", "copy"),
         *("to_copy", "add", "sub", "rsub", "mul", "div", "neg", "abs", "mm", "bmm", "lift_fresh"),
+        *("constant_pad_nd", "flip", "roll", "narrow", "index", "index_select", "gather", "clamp"),
     )
 )
 _DECISIONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "sort", "topk", "searchsorted", "bucketize"})

@@ -1,0 +1,57 @@
+"""A softmax that a module holds and does not call, where it sums values by plain products in its place."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.recording import Call, Recording
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.numerics.divergence import recording_of
+
+_KINDS = (nn.Softmax, nn.Softmin)
+_PRODUCTS = frozenset({"bmm", "baddbmm"})  # of tensors that have a batch each: weights have none
+_WEIGHING = frozenset({"softmax", "safe_softmax", "sigmoid", "exp", "log_softmax", "div", "div_", "relu", "elu"})
+
+
+@dataclass(frozen=True)
+class IdleSoftmax:
+    """The module's name, that of the softmax in it, and the line of the product that sums."""
+
+    holder: str
+    name: str
+    place: Place
+
+
+def idle_softmaxes(sp: BuiltModule, x: Tensor) -> Iterator[IdleSoftmax]:
+    """Of each module that a pass calls, and in which nothing else normalises what it weighs values by."""
+    recording = recording_of(sp, lambda: sp(x))
+    paths = {part: path for path, part in sp.module.named_modules()}
+    called = {id(call.module) for call in recording.calls}
+    seen = set[int]()
+    for call in recording.calls:
+        if call.module is None or id(call.module) in seen or call.module not in paths:
+            continue
+        seen.add(id(call.module))
+        idle = [name for name, part in call.module.named_children() if type(part) in _KINDS and id(part) not in called]
+        place = _weighed(recording, call) if idle else None
+        if place is not None:
+            where = replace(place, module=paths[call.module], module_class=type(call.module).__name__)
+            yield IdleSoftmax(paths[call.module], idle[0], where)
+
+
+def _weighed(recording: Recording, call: Call) -> Place | None:
+    """The line of a product of values and of another product, if the call normalises nothing."""
+    inside = range(call.start, call.end)
+    if any(recording.operations[number].name in _WEIGHING for number in inside):
+        return None
+    behind = set[int]()  # a product
+    for number in inside:
+        operation = recording.operations[number]
+        is_behind = any(maker in behind for maker in operation.makers)
+        if operation.name in _PRODUCTS and is_behind:
+            return operation.place
+        if operation.name in _PRODUCTS or is_behind:
+            behind.add(number)
+    return None
