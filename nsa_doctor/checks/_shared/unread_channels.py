@@ -80,11 +80,12 @@ def _without_gradient(layer: nn.Linear | nn.Conv1d) -> Tensor:
 
 
 def _is_cut_off(subject: Subject, dead: Tensor) -> bool:
-    """Whether they are the last ones, and as many are left as the output has: ids that round a vocabulary up."""
+    """Whether they are the last ones of logits, with which a vocabulary is rounded up: cut off, or overwritten."""
     sp = built(subject)
     with torch.no_grad():
         width = sp(sp.input(1)).shape[-1]
-    return not bool(dead[:width].any()) and bool(dead[width:].all())
+    alive = int((~dead).sum())
+    return bool(dead[alive:].all()) and width in (alive, len(dead))
 
 
 def _changes(subject: Subject, path: str, dead: Tensor) -> bool:

@@ -2,7 +2,8 @@
 
 Detects: a loss of a token model, in a step or an evaluation, that is the cross-entropy of other targets than the next
 tokens, or is taken wrongly: not shifted, shifted twice or backwards, of probabilities in place of logits, over the
-wrong axis, without its minus.
+wrong axis, without its minus, with the last token followed by the first; or that asks, in one of the cross-entropies
+that it adds up, for a token that those logits have read.
 Matters: the loss falls, often far too well, and the model learns something else than to go on with a text.
 Fix: at position i score `logits[:, i]` against `ids[:, i + 1]`, once: `cross_entropy(logits[:, :-1].flatten(0, 1),
 ids[:, 1:].flatten())`.
@@ -27,9 +28,10 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.known_targets import known_targets
 from nsa_doctor.probes.attention.losses import Taken, entropy_place, is_the_same, meanings, take_loss
 from nsa_doctor.probes.hooks.origin import origin
-from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.hooks.places import callable_place, in_subject
 from nsa_doctor.probes.model.begun_loop import BegunLoop
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
@@ -53,6 +55,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         if words and taken is not None:
             yield _finding(subject, seam, length, words[0], taken)
             return
+    if subject.loss is not None:
+        yield from _of_known(subject, length)
 
 
 def _seams(subject: Subject) -> list[str]:
@@ -82,6 +86,25 @@ def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken)
         evidence={"length": length, "seam": seam, "loss": taken.value, "next_token_loss": right, "meaning": words},
         repro=command_for(subject, "GRD207"),
     )
+
+
+def _of_known(subject: Subject, length: int) -> Iterator[Finding]:
+    """The first cross-entropy of those that a loss adds up whose targets its logits have read."""
+    sp = built(subject, mode="train")
+    batches = [ordinary_input(sp, length, _ROWS, subject.seed + seed) for seed in range(2)]
+    found, again = (list(known_targets(sp, batch)) for batch in batches)
+    for each in found:
+        if each in again:
+            asked = f"a cross-entropy at position t has the token at t{each.shift:+d} for its target"
+            why = f"of logits that have read those up to t{each.read:+d}"
+            why = "and behind the last token comes the first" if each.wraps else why
+            yield Finding(
+                message=f"{asked}, {why}, at S={length}",
+                where=in_subject(each.place, sp.module),
+                evidence={"length": length, "shift": each.shift, "read": each.read},
+                repro=command_for(subject, "GRD207"),
+            )
+            return
 
 
 def _place(subject: Subject, seam: str, length: int) -> Place:

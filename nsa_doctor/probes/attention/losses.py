@@ -134,6 +134,7 @@ def is_the_same(taken: Taken, value: float) -> bool:
 
 _SOFTENED = "softmax is applied before a cross-entropy that applies it again"
 _SCRAMBLED = "logits and targets are flattened in different orders"
+_ROLLED = "targets are rolled: behind the last token comes the first"
 _SHIFTS = {
     0: "targets are the tokens just read, not the next ones",
     2: "targets are shifted twice, to the token after the next",
@@ -162,7 +163,7 @@ def _reduced(words: str, scores: Tensor, ids: Tensor, shift: int) -> Iterator[Me
             for value in (part.mean(), part.sum(), part.sum() / len(part), part.sum() / part.shape[1]):
                 yield Meaning(words, float(value))
     rolled = -scores.gather(-1, ids.roll(-shift, 1)[:, : scores.shape[1], None]).squeeze(-1)
-    yield from (Meaning(words, float(value)) for value in (rolled.mean(), rolled.sum()))
+    yield from (Meaning(words or _ROLLED, float(value)) for value in (rolled.mean(), rolled.sum()))
 
 
 def _scrambled(scores: Tensor, ids: Tensor, shift: int) -> Iterator[float]:

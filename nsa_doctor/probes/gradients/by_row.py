@@ -1,5 +1,6 @@
 """Whether the gradient of a batch is the sum of the gradients of its rows alone, as no row may know of another."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.probes.tensors.finite import isfinite
 
-_ROUNDINGS = 64.0  # what adding up the same terms in another order costs
+_ROUNDINGS = 64.0  # what adding up the same terms in another order costs,
+_OF_MANY = 4.0  # or so many times the root of their number: those that are equal are all rounded one way
 _SAFETY = 8.0
 _MOST_DRAWS = 4  # of roundings: a gradient that hangs on few of them may move little by one draw
 _LENGTH_FOR_PRECISION = 17
@@ -49,7 +51,7 @@ def first_departure(sp: BuiltModule, length: int, batches: Sequence[int]) -> Row
             continue
         rows = slice(0, row + 1)
         found = _gradients(sp, x[rows], cotangent[rows])
-        bound = _ROUNDINGS * eps * _largest(sums)
+        bound = max(_ROUNDINGS, _OF_MANY * math.sqrt((row + 1) * length)) * eps * _largest(sums)
         if (name := _differing(found, sums, bound)) is None:
             continue
         least = bound

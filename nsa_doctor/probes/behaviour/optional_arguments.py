@@ -1,0 +1,75 @@
+"""Arguments that a forward may be given beside its input: which values it takes, and what a call with one does."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.model.built_module import BuiltModule
+
+_OF_ANOTHER_KIND = re.compile(  # what holds for a call, and what others ask of: masks, states, losses, places, switches
+    r"mask|cache|past|state|mem|hidden|target|loss|weight|bias|posit|index|indices|offset|start|seq|cu_|rope|rotary"
+    r"|^(return|output|use|is|do|with|need|deterministic|training|inplace|generator|seed|rng)_?"
+)
+_WORDS = 8  # a number of tokens
+_ROUNDINGS = 1e5
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument and a value for it, of one number for each row if it `is_by_row`, else of one number."""
+
+    name: str
+    value: Any
+    is_by_row: bool
+
+
+def accepted(sp: BuiltModule, x: Tensor) -> Iterator[Given]:
+    """Of each optional argument the first value that it takes and that changes the answer for x [B, S, ...]."""
+    parameters = attempt(lambda: inspect.signature(sp.module.forward).parameters)
+    if isinstance(parameters, Caught):
+        return
+    plain = sp(x)
+    for name, parameter in parameters.items():
+        if parameter.default is None and not _OF_ANOTHER_KIND.search(name):
+            values = (Given(name, value, isinstance(value, Tensor)) for value in _values(x))
+            found = next((each for each in values if _is_taken(sp, x, each, plain)), None)
+            if found is not None:
+                yield found
+
+
+def _values(x: Tensor) -> Iterator[Any]:
+    rows = len(x)
+    yield (torch.arange(1, rows + 1, device=x.device) / (rows + 1)).to(x if x.is_floating_point() else torch.float32)
+    yield 1 + torch.arange(rows, device=x.device) % 3
+    yield _WORDS
+
+
+def _is_taken(sp: BuiltModule, x: Tensor, given: Given, plain: Tensor) -> bool:
+    with giving(sp.module, {given.name: given.value}):
+        answer = attempt(lambda: sp(x))
+    return isinstance(answer, Tensor) and answer.shape == plain.shape and is_another(answer, plain)
+
+
+def is_another(answer: Tensor, other: Tensor) -> bool:
+    """Whether two answers differ by more than rounding."""
+    size = max(float(answer.abs().max()), float(other.abs().max()))
+    return not float((answer - other).abs().max()) <= _ROUNDINGS * torch.finfo(answer.dtype).eps * size
+
+
+@contextmanager
+def giving(module: nn.Module, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """A region in which calls of the module have these arguments beside their own."""
+    handle = module.register_forward_pre_hook(
+        lambda _module, args, kwargs: (args, {**arguments, **kwargs}), with_kwargs=True
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
