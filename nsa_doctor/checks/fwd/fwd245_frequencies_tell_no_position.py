@@ -22,7 +22,10 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.doubled_tables import doubled_table
 from nsa_doctor.probes.attention.frequencies import ladders
+from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 61
@@ -40,6 +43,18 @@ def run(subject: Subject) -> Iterator[Finding]:
                 evidence={"first": ladder.radians[0], "last": ladder.radians[-1]},
                 repro=command_for(subject, "FWD245"),
             )
+    sp = comparable_module(subject)
+    doubled = doubled_table(sp, min(_LENGTH, subject.max_length))
+    if doubled is not None and doubled.place.line_text not in reported:
+        yield Finding(
+            message=(
+                f"the table of positions that is added to tokens holds each of its {doubled.channels} columns more "
+                f"than once: {doubled.distinct} are unlike"
+            ),
+            where=in_subject(doubled.place, sp.module),
+            evidence={"channels": doubled.channels, "distinct": doubled.distinct},
+            repro=command_for(subject, "FWD245"),
+        )
 
 
 def planted(subject: Subject) -> Subject:

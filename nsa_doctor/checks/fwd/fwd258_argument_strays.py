@@ -42,8 +42,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         found = list(accepted(sp, x))
         if not found:
             raise NotApplicableError("its forward takes no optional argument that was found to change its answer")
-        faults = [(each, what) for each in found if (what := _fault(subject, x, each))]
-    for given, (what, divergence) in faults[:1]:
+        faults = [(each, *fault) for each in found if (fault := _fault(subject, x, each)) is not None]
+    for given, what, divergence in faults[:1]:
         first = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
         yield Finding(
             message=f"the argument {given.name} {what}, at S={x.shape[1]}, B={_ROWS}{first}",
@@ -65,12 +65,11 @@ def _of_rows(subject: Subject, x: Tensor, given: Given) -> tuple[str, Divergence
     for row, kept in ((0, 1), (len(x) - 1, -1)):
         other = given.value.roll(1)
         other[row] = given.value[row]
-        calls = [partial(_given, sp, x, given.name, value) for value in (given.value, other)]
-        one, changed = (call()[row] for call in calls)
-        if is_another(one, changed) and not is_another(*(sp(x)[row] for _ in range(2))):
+        plain, changed = (partial(_given, sp, x, given.name, value) for value in (given.value, other))
+        if is_another(plain()[row], changed()[row]) and not is_another(*(sp(x)[row] for _ in range(2))):
             return (
                 f"of other rows changes the answer for row {row}",
-                first_divergence(sp, *calls, {len(x): kept}),
+                first_divergence(sp, plain, changed, {len(x): kept}),
             )
     return None
 

@@ -1,0 +1,68 @@
+"""Choices of the largest few of which it is tried whether anything depends on them: the least few are taken instead."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.training import forward_backward
+from nsa_doctor.probes.tensors.operations import operation_name
+
+_LARGEST = 3  # the argument of topk that says whether the largest are wanted
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line that chooses `count` of `of` values."""
+
+    place: Place
+    count: int
+    of: int
+
+
+class _Reversed(DispatchWatcher):
+    """Notes choices of some of several, and has the one line choose the others' end."""
+
+    def __init__(self, places: Places, line: str) -> None:
+        super().__init__()
+        self.seen: dict[str, Choice] = {}
+        self._places, self._line = places, line
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
+        if operation_name(func) != "topk" or kwargs:
+            return func(*args, **kwargs)
+        scores, count, dim, *rest = (*args, *(-1, True, True)[len(args) - 2 :])
+        if not scores.ndim or not 0 < count < scores.shape[dim]:
+            return func(*args)
+        place = self._places.here()[0]
+        self.seen.setdefault(place.line_text, Choice(place, int(count), int(scores.shape[dim])))
+        if place.line_text != self._line:
+            return func(*args)
+        return func(scores, count, dim, not rest[0], *rest[1:])
+
+
+def choices(sp: BuiltModule, x: Tensor, line: str = "") -> tuple[Mapping[str, Choice], list[Tensor]]:
+    """The lines that choose, and all that a pass gives: outputs, losses beside them, gradients, and what it counts.
+
+    The one line is had to choose the least for the largest.
+    """
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Reversed(places, line)
+    with places.watching(), watch:
+        done = forward_backward(sp, x)
+    given = [done.output, *done.others.values(), *done.gradients.values(), *sp.module.buffers()]
+    return watch.seen, [each.detach().clone() for each in given]
+
+
+def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether both hold the same, bit for bit."""
+    return len(one) == len(other) and all(map(torch.equal, one, other))
