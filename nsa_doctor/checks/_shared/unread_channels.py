@@ -40,7 +40,9 @@ def unread_channels(subject: Subject) -> list[Unread]:
         if not left:
             return []
     left = {
-        path: dead for path, dead in left.items() if not (_is_cut_off(subject, dead) or _changes(subject, path, dead))
+        path: dead
+        for path, dead in left.items()
+        if not (_is_cut_off(subject, path, dead) or _changes(subject, path, dead))
     }
     return list(_placed(subject, left)) if left else []
 
@@ -79,13 +81,22 @@ def _without_gradient(layer: nn.Linear | nn.Conv1d) -> Tensor:
     return dead.cpu()
 
 
-def _is_cut_off(subject: Subject, dead: Tensor) -> bool:
-    """Whether they are the last ones of logits, with which a vocabulary is rounded up: cut off, or overwritten."""
-    sp = built(subject)
-    with torch.no_grad():
-        width = sp(sp.input(1)).shape[-1]
-    alive = int((~dead).sum())
-    return bool(dead[alive:].all()) and width in (alive, len(dead))
+def _is_cut_off(subject: Subject, path: str, dead: Tensor) -> bool:
+    """Whether they are the last ones of the logits, with which a vocabulary is rounded up: cut off, or overwritten."""
+    sp, alive = built(subject), int((~dead).sum())
+    made: list[Tensor] = []
+    handle = sp.module.get_submodule(path).register_forward_hook(lambda _layer, _given, output: made.append(output))
+    try:
+        with torch.no_grad():
+            logits = sp(sp.input(2))
+    finally:
+        handle.remove()
+    if not bool(dead[alive:].all()) or logits.shape[-1] not in (alive, len(dead)):
+        return False
+    return any(
+        each.shape == (*logits.shape[:-1], len(dead)) and torch.equal(each[..., :alive], logits[..., :alive])
+        for each in made
+    )
 
 
 def _changes(subject: Subject, path: str, dead: Tensor) -> bool:

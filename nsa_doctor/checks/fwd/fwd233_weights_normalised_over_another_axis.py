@@ -39,7 +39,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad():
         idle = list(idle_softmaxes(sp, x))
     for left_out in idle[:1]:
-        more = f"; so do {len(idle) - 1} more" if len(idle) > 1 else ""
+        count = len(idle) - 1
+        more = f"; so {'does' if count == 1 else 'do'} {count} more" if count else ""
         yield Finding(
             message=(
                 f"{left_out.holder or 'the module'} holds a softmax as {left_out.name}, calls none, and sums values by "

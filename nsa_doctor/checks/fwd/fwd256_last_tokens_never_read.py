@@ -31,8 +31,8 @@ from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
-_LENGTHS = (127, 255, 511)  # one less than whole blocks of every usual size, or as good as two of any other
-_SHARE = 8  # one token in so many
+_LENGTHS = (31, 127, 255, 511)  # one less than whole blocks of every usual size, or as good as two of any other
+_SHARE, _FEWEST = 8, 8  # one token in so many, and so many at least: patches of a few leave some over
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -41,14 +41,14 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
     for length in _LENGTHS:
         longer = 2 * (length + 1)
-        fewest = max(length // _SHARE, _stride(sp.module))
-        if longer > subject.max_length or fewest >= length or (subject.is_slow and length > _LENGTHS[0]):
+        fewest = max(length // _SHARE, _FEWEST, _stride(sp.module))
+        if longer > subject.max_length or fewest >= length or (subject.is_slow and length > _LENGTHS[1]):
             return
         if _reads(sp, length, length - fewest) or not _reads(sp, longer, length - fewest, length):
             continue
-        counts = range(fewest, length)
+        counts = range(fewest, length + 1)
         most = next((count - 1 for count in counts if _reads(sp, length, length - count)), length)
-        if most == length or not _reads(sp, length, 0):
+        if most == length:
             continue  # where nothing at all counts is another fault
         operation, place = line_of_loss(sp, _pair(sp, length, length - most, length))
         lost = f"; they are lost in {operation}" if operation else ""
@@ -79,20 +79,19 @@ def _pair(sp: BuiltModule, length: int, first: int, end: int) -> tuple[Tensor, T
 
 
 def _stride(module: nn.Module) -> int:
-    """By how much all convolutions and poolings shorten a sequence."""
-    strides = [getattr(part, "stride", 1) for part in module.modules()]
+    """By how much all of torch's convolutions and poolings shorten a sequence."""
+    parts = [part for part in module.modules() if type(part).__module__.startswith("torch.nn.modules.")]
+    strides = [getattr(part, "stride", 1) for part in parts]
     first = [each[-1] if isinstance(each, tuple) and each else each for each in strides]
     return math.prod(each for each in first if isinstance(each, int) and each > 1)
 
 
 def planted(subject: Subject) -> Subject:
-    def mean_of_blocks(module: nn.Module, x: Tensor) -> Tensor:
-        output = subject.forward(module, x)
-        whole = output[:, : max(1, x.shape[1] // 32 * 32)]
-        return whole.mean(1, keepdim=True).expand_as(output)
+    def reads_whole_blocks(module: nn.Module, x: Tensor) -> Tensor:
+        output = subject.forward(module, x[:, : max(1, x.shape[1] // 32 * 32)])
+        return output.mean(1, keepdim=True).expand(-1, x.shape[1], -1)
 
-    size = ("D",)
-    return replace(subject, forward=mean_of_blocks, answer=("", size))
+    return replace(subject, forward=reads_whole_blocks, answer=("", (subject.width,)))
 
 
 CHECK = Check(

@@ -40,7 +40,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError("no experts were seen that are given tokens beside a router's scores")
     wrong = [each for each in found if each.is_reversed or each.is_by_chance]
     if wrong:
-        first, more = wrong[0], f"; so do {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        first, count = wrong[0], len(wrong) - 1
+        more = f"; nor do those of {count} more" if count else ""
         place = line_that_gives(sp, x, first.given) or definition_place(sp.module.get_submodule(first.name))
         kind = type(sp.module.get_submodule(first.name)).__name__
         yield Finding(

@@ -36,7 +36,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     moving = set[str]()
     for sp, x in _passes(subject):
         found, plain = choices(sp, x)
-        seen |= found
+        seen = {**found, **seen}
         for line in list(found)[:_MOST]:
             if line not in moving and not are_equal(plain, choices(comparable_module(subject), x, line)[1]):
                 moving.add(line)

@@ -22,16 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nsa_doctor.checks._shared.known_tokens import of_known_tokens
 from nsa_doctor.checks._shared.unlearned import ordinary_input
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.known_targets import known_targets
 from nsa_doctor.probes.attention.losses import Taken, entropy_place, is_the_same, meanings, take_loss
 from nsa_doctor.probes.hooks.origin import origin
-from nsa_doctor.probes.hooks.places import callable_place, in_subject
+from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.begun_loop import BegunLoop
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
@@ -56,7 +56,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             yield _finding(subject, seam, length, words[0], taken)
             return
     if subject.loss is not None:
-        yield from _of_known(subject, length)
+        yield from of_known_tokens(subject, length, _ROWS)
 
 
 def _seams(subject: Subject) -> list[str]:
@@ -86,25 +86,6 @@ def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken)
         evidence={"length": length, "seam": seam, "loss": taken.value, "next_token_loss": right, "meaning": words},
         repro=command_for(subject, "GRD207"),
     )
-
-
-def _of_known(subject: Subject, length: int) -> Iterator[Finding]:
-    """The first cross-entropy of those that a loss adds up whose targets its logits have read."""
-    sp = built(subject, mode="train")
-    batches = [ordinary_input(sp, length, _ROWS, subject.seed + seed) for seed in range(2)]
-    found, again = (list(known_targets(sp, batch)) for batch in batches)
-    for each in found:
-        if each in again:
-            asked = f"a cross-entropy at position t has the token at t{each.shift:+d} for its target"
-            why = f"of logits that have read those up to t{each.read:+d}"
-            why = "and behind the last token comes the first" if each.wraps else why
-            yield Finding(
-                message=f"{asked}, {why}, at S={length}",
-                where=in_subject(each.place, sp.module),
-                evidence={"length": length, "shift": each.shift, "read": each.read},
-                repro=command_for(subject, "GRD207"),
-            )
-            return
 
 
 def _place(subject: Subject, seam: str, length: int) -> Place:

@@ -13,7 +13,7 @@ from nsa_doctor.probes.internal import DispatchWatcher, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
-_ADDS, _MAKING = frozenset({"add", "add_"}), frozenset({"cat", "stack"})
+_ADDS, _MAKING, _COPYING = frozenset({"add", "add_"}), frozenset({"cat", "stack"}), frozenset({"to_copy", "clone"})
 _FEWEST_CHANNELS = 8
 
 
@@ -45,8 +45,9 @@ class _Watch(DispatchWatcher):
                     place = self._makers.get(memory_of(table), self._places.here()[0])
                     self.added.append((table.detach().clone(), place))
         result = func(*args, **kwargs)
-        if name in _MAKING and isinstance(result, Tensor):
-            self._makers[memory_of(result)] = self._places.here()[0]
+        copied = self._makers.get(memory_of(given[0])) if name in _COPYING and given else None
+        if (name in _MAKING or copied is not None) and isinstance(result, Tensor):
+            self._makers[memory_of(result)] = copied or self._places.here()[0]
             self._alive.append(result)
         return result
 

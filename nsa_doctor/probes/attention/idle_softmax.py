@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.recording import Call, Recording
+from nsa_doctor.probes.hooks.recording import Call, Operation, Recording
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.divergence import recording_of
 
 _KINDS = (nn.Softmax, nn.Softmin)
 _PRODUCTS = frozenset({"bmm", "baddbmm"})  # of tensors that have a batch each: weights have none
-_WEIGHING = frozenset({"softmax", "safe_softmax", "sigmoid", "exp", "log_softmax", "div", "div_", "relu", "elu"})
+_WEIGHING = frozenset({"softmax", "safe_softmax", "sigmoid", "exp", "log_softmax", "relu", "elu"})
+_DIVISIONS = frozenset({"div", "div_"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def idle_softmaxes(sp: BuiltModule, x: Tensor) -> Iterator[IdleSoftmax]:
 def _weighed(recording: Recording, call: Call) -> Place | None:
     """The line of a product of values and of another product, if the call normalises nothing."""
     inside = range(call.start, call.end)
-    if any(recording.operations[number].name in _WEIGHING for number in inside):
+    if any(_weighs(recording.operations[number]) for number in inside):
         return None
     behind = set[int]()  # a product
     for number in inside:
@@ -55,3 +56,9 @@ def _weighed(recording: Recording, call: Call) -> Place | None:
         if operation.name in _PRODUCTS or is_behind:
             behind.add(number)
     return None
+
+
+def _weighs(operation: Operation) -> bool:
+    """Whether it makes weights of scores, or divides by sums; by one number scores are scaled."""
+    is_by_many = len(operation.read) > 1 and operation.read[1][1].numel() > 1
+    return operation.name in _WEIGHING or (operation.name in _DIVISIONS and is_by_many)

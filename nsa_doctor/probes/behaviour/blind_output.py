@@ -16,6 +16,7 @@ from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.probes.numerics.paired_operations import aligned
+from nsa_doctor.probes.tensors.operations import OVERWRITING
 
 _NUM_INPUTS, _LOUD = 3, 16.0
 _ROUNDINGS = 64.0
@@ -121,10 +122,16 @@ def _last_that_gives_the_same(one: Recording, other: Recording) -> Operation | N
         operation = one.operations[number]
         if not _are_equal(operation.results, pairs[number].results):
             continue
-        if not _are_equal([each for _, each in operation.read], [each for _, each in pairs[number].read]):
+        if not _are_equal(_counting(operation), _counting(pairs[number])):
             return operation
         waiting += operation.makers
     return None
+
+
+def _counting(operation: Operation) -> list[Tensor]:
+    """What it is given and depends on: of memory that it overwrites the values do not count."""
+    given = [each for _, each in operation.read]
+    return given[1:] if operation.name in OVERWRITING else given
 
 
 def _are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

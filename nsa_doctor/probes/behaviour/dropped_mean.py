@@ -41,7 +41,7 @@ class DroppedMean:
 def dropped_means(sp: BuiltModule, length: int) -> Iterator[DroppedMean]:
     """Of the modules that a pass in training mode calls with a tensor, and that answer with one of its shape.
 
-    What drops whole tokens or conditions need not keep their mean, nor need what is told not to scale.
+    What drops whole tokens or conditions need not keep their mean, nor need what is set not to scale.
     """
     for name, (module, x) in _called(sp, length).items():
         ones = torch.ones((_ROWS, *x.shape[1:]), dtype=x.dtype, device=x.device)
@@ -72,9 +72,9 @@ def _called(sp: BuiltModule, length: int) -> dict[str, tuple[nn.Module, Tensor]]
 
 def _drops(module: nn.Module) -> bool:
     name = type(module).__name__
-    told = any("scale" in each and value is False for each, value in vars(module).items())
+    is_set = any("scale" in each and value is False for each, value in vars(module).items())
     is_own = not isinstance(module, DROPOUTS) and not any(True for _ in module.parameters())
-    return bool(_NAME.search(name)) and not _OF_WHOLES.search(name) and is_own and not told
+    return bool(_NAME.search(name)) and not _OF_WHOLES.search(name) and is_own and not is_set
 
 
 def _dropped(name: str, module: nn.Module, ones: Tensor) -> DroppedMean | None:

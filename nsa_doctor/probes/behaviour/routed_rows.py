@@ -126,7 +126,7 @@ def _compared(mixture: _Mixture, router: str, tokens: Tensor, scores: Tensor) ->
         router=router,
         best=max(float((best > 0).double().mean()) for best, _ in pairs),
         any_one=float((counts > 0).double().mean()),
-        worst_oftener=min(float((worst > best).double().mean()) for best, worst in pairs),
+        worst_oftener=max(float((worst > best).double().mean()) for best, worst in pairs),
         given=next(rows for _, rows in mixture.rows if len(rows)),
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from nsa_doctor.probes.internal import overload_of, schema_of
 
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
+OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
 
 
 def reads_masks(operation: str) -> bool:
@@ -24,7 +24,7 @@ def operation_name(func: Any) -> str:
 
 def overwrites(func: Any) -> bool:
     """Whether the operation writes its result without reading what was there."""
-    return operation_name(func) in _OVERWRITING or overload_of(func).endswith("out")
+    return operation_name(func) in OVERWRITING or overload_of(func).endswith("out")
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

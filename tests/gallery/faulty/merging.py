@@ -62,6 +62,12 @@ class _HalfPositions(_Rotary):
         return torch.arange(x.shape[1], dtype=torch.bfloat16)[:, None] * self.inv_freq  # here
 
 
+class _PaddedPositions(_Rotary):
+    def angles(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1] - 1, dtype=torch.bfloat16)  # here
+        return torch.nn.functional.pad(positions, (1, 0))[:, None] * self.inv_freq
+
+
 class _Float16Positions(_Rotary):
     def angles(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[1], dtype=torch.float16)[:, None].to(x.dtype) * self.inv_freq  # here
@@ -192,6 +198,7 @@ positions_of_the_buffer = lambda: Host(_PositionsOfTheBuffer())  # noqa: E731
 positions_cast = lambda: Host(_PositionsCast())  # noqa: E731
 angles_by_product = lambda: Host(_AnglesByProduct())  # noqa: E731
 half_positions = lambda: Host(_HalfPositions())  # noqa: E731
+padded_positions = lambda: Host(_PaddedPositions())  # noqa: E731
 float16_positions = lambda: Host(_Float16Positions())  # noqa: E731
 packed_keys = lambda: Host(_ChoosesTheNewest())  # noqa: E731
 half_angles = lambda: Host(_HalfAngles())  # noqa: E731

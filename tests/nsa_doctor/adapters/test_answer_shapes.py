@@ -116,3 +116,28 @@ def test_asking_for_the_shape_leaves_modes_and_random_numbers_alone():
     found = subject.forward(module, x)[:, 0], torch.rand(2)
     assert all(map(torch.equal, due, found))
     assert [part.training for part in module.modules()] == [True, True, False, False]
+
+
+class OfFields(nn.Module):
+    """A score for three ids of ten each, which one table holds behind one another; a norm by the batch on request."""
+
+    def __init__(self, *, normed: bool = False) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(30, WIDTH), nn.BatchNorm1d(WIDTH) if normed else nn.Identity()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        fields = nn.functional.pad(ids, (3, 0))[:, -3:] + torch.tensor([0, 10, 20])
+        return self.norm(self.table(fields).sum(1))
+
+
+def test_ids_of_a_part_of_a_table_are_found_where_the_answer_is_for_rows():
+    request = SubjectRequest(spec="tests:fields", input="tokens", explore=True, lengths=(64, 16))
+    subject = adapt(request, OfFields)
+    assert subject.width == 10
+    assert subject.answer == ("", (WIDTH,))
+
+
+def test_an_answer_for_each_row_that_a_norm_by_the_batch_makes_is_asked_for_two_rows():
+    request = SubjectRequest(spec="tests:fields", input="tokens", explore=True, lengths=(64, 16))
+    subject = adapt(request, lambda: OfFields(normed=True))
+    assert run_check(registry.load("GRD201"), subject).verdict is Verdict.PASS

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.training_loop import TrainingLoop
+from tests.nsa_doctor.small_subjects import small_subject
 
 
 class Sinusoids(nn.Module):
@@ -96,6 +97,83 @@ def with_layers(subject: Subject) -> Subject:
     return replace(
         subject, build=build, forward=lambda module, x: cast("Any", module).behind(subject.forward(module, x))
     )
+
+
+class Mixture(nn.Module):
+    """Each token's answer by the expert that its router scores highest."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(width, 4), nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D]."""
+        rows = x.flatten(0, 1)
+        scores, chosen = self.router(rows).softmax(-1).max(-1)
+        answer = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            answer[chosen == number] = scores[chosen == number, None] * expert(rows[chosen == number])
+        return answer.view_as(x)
+
+
+def with_experts(subject: Subject) -> Subject:
+    """A mixture of experts beside it."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.mixture = Mixture(subject.width)
+        return module
+
+    return replace(
+        subject, build=build, forward=lambda module, x: subject.forward(module, x) + cast("Any", module).mixture(x)
+    )
+
+
+class Timed(nn.Module):
+    """A module whose answer each row's time makes larger."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, t: Tensor | None = None) -> Tensor:
+        """[B, S, D]; t [B]."""
+        output: Tensor = self.inner(x)
+        return output if t is None else output * (1 + t.to(output)[:, None, None])
+
+
+def with_a_time(subject: Subject) -> Subject:
+    """It may be given a time for each row."""
+    return replace(subject, build=lambda seed: Timed(subject.build(seed)), forward=lambda module, x: module(x))
+
+
+def with_a_choice(subject: Subject) -> Subject:
+    """The channels of each token that are largest, and no others, are added once more."""
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(module, x)
+        kept = output.detach().topk(2, dim=-1).indices
+        return output + torch.zeros_like(output).scatter(-1, kept, output.gather(-1, kept))
+
+    return replace(subject, forward=forward)
+
+
+class Pooled(nn.Module):
+    """The mean of what a layer makes of each token, given to all of them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D]."""
+        return self.layer(x).tanh().mean(1, keepdim=True).expand_as(x)
+
+
+def with_one_answer(subject: Subject) -> Subject:
+    """Another module in its place, of one answer for a row."""
+    width = subject.width
+    return small_subject(lambda: Pooled(width), width=width, answer=("", (width,)), spec=("bidirectional",))
 
 
 def with_a_loop(subject: Subject) -> Subject:

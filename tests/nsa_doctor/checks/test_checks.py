@@ -30,11 +30,15 @@ from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.offered import (
+    with_a_choice,
     with_a_loop,
+    with_a_time,
     with_an_adapter,
     with_attention,
     with_dropout,
+    with_experts,
     with_layers,
+    with_one_answer,
     with_positions,
 )
 from tests.nsa_doctor.conftest import HERE
@@ -202,6 +206,10 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD241": with_an_adapter,
     "FWD243": lambda subject: replace(with_attention(subject), spec=("bidirectional",)),
     "FWD232": with_layers,
+    "FWD256": with_one_answer,
+    "FWD257": with_experts,
+    "FWD258": with_a_time,
+    "FWD259": with_a_choice,
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,

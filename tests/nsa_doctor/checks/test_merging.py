@@ -35,6 +35,7 @@ def examined(monkeypatch: pytest.MonkeyPatch):
 
 MERGING = [  # name, how it runs, what the message says
     ("half_positions", "as it is", "cos is taken of angles that are off by up to 1 rad"),
+    ("padded_positions", "as it is", "cos is taken of angles"),
     ("half_angles", "as it is", "cos is taken of angles"),
     ("float16_positions", "as it is", "at S=2112: float16 has not all whole numbers beyond 2,048"),
     ("packed_keys", "as it is", "positions that have merged are compared"),
