@@ -82,8 +82,11 @@ def _without_gradient(layer: nn.Linear | nn.Conv1d) -> Tensor:
 
 
 def _is_cut_off(subject: Subject, path: str, dead: Tensor) -> bool:
-    """Whether they are the last ones of the logits, with which a vocabulary is rounded up: cut off, or overwritten."""
-    sp, alive = built(subject), int((~dead).sum())
+    """Whether the others are the output as they are: of logits some may be cut off, or overwritten.
+
+    The last ones round a vocabulary up, and the first ones may stand for no text.
+    """
+    sp = built(subject)
     made: list[Tensor] = []
     handle = sp.module.get_submodule(path).register_forward_hook(lambda _layer, _given, output: made.append(output))
     try:
@@ -91,12 +94,9 @@ def _is_cut_off(subject: Subject, path: str, dead: Tensor) -> bool:
             logits = sp(sp.input(2))
     finally:
         handle.remove()
-    if not bool(dead[alive:].all()) or logits.shape[-1] not in (alive, len(dead)):
-        return False
-    return any(
-        each.shape == (*logits.shape[:-1], len(dead)) and torch.equal(each[..., :alive], logits[..., :alive])
-        for each in made
-    )
+    rest = [each[..., ~dead.to(each.device)] for each in made if each.shape[-1] == len(dead)]
+    own = logits[..., ~dead.to(logits.device)] if logits.shape[-1] == len(dead) else logits
+    return any(each.shape == own.shape and torch.equal(each.to(own.dtype), own) for each in rest)
 
 
 def _changes(subject: Subject, path: str, dead: Tensor) -> bool:

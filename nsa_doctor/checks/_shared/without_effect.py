@@ -33,7 +33,6 @@ _HANDLING = re.compile(  # not computing: `init_weights` and `apply`, though not
 )
 _WEIGHTED = (nn.Embedding, nn.Linear, nn.Conv1d)
 _ROUNDINGS = 1e3
-_THREE = (("q", "k", "v"), ("wq", "wk", "wv"), ("query", "key", "value"), ("queries", "keys", "values"))
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -58,8 +57,7 @@ class Looked:
 class Idle:
     """The topmost module (or the parameter itself) that comes to nothing: its path, its parameters, and how.
 
-    used_beside: the part of another layer of the same class and list that is its like and is used, or what is used of
-    queries, keys and values where it is one of them.
+    used_beside: the part of another layer of the same class and list that is its like and is used.
     """
 
     path: str
@@ -90,10 +88,7 @@ def idle(subject: Subject) -> list[Idle]:
     flat = [*(name for name in flat if not _matters(subject, name)), *cancelled]
     called = _called(subject) if unused else frozenset()
     left_out = _topmost(sp.module, unused, is_used=False, called=called)
-    left_out = [
-        replace(each, used_beside=_used_beside(sp.module, each, looked, called) or _others_of_three(each, looked))
-        for each in left_out
-    ]
+    left_out = [replace(each, used_beside=_used_beside(sp.module, each, looked, called)) for each in left_out]
     return [*left_out, *_topmost(sp.module, flat, is_used=True)]
 
 
@@ -111,20 +106,6 @@ def _used_beside(root: nn.Module, found: Idle, looked: Looked, called: frozenset
     left_out = [like for like in alike if like not in used]
     is_at_an_end = left_out in (alike[:1], alike[-1:])
     return "" if is_at_an_end or not used else used[0]
-
-
-def _others_of_three(found: Idle, looked: Looked) -> str:
-    """The two of queries, keys and values that its holder uses, where it is the third by its name; else empty."""
-    holder, _, own = found.path.rpartition(".")
-    for names in _THREE:
-        for name in names:
-            pattern = rf"(^|_){name}(?=_|$)"
-            if re.search(pattern, own):
-                others = [re.sub(pattern, rf"\g<1>{other}", own) for other in names if other != name]
-                paths = [f"{holder}.{other}.".removeprefix(".") for other in others]
-                if all(any(used.startswith(path) for used in looked.used) for path in paths):
-                    return " and ".join(others)
-    return ""
 
 
 def _called(subject: Subject) -> frozenset[str]:

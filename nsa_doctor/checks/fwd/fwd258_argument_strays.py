@@ -1,7 +1,8 @@
 """FWD258 argument-strays
 
 Detects: an optional argument of forward, of one number for each row, as a time or a label, by which a row's answer is
-another than it is with its own number alone; and one that changes later calls which leave it out.
+another than it is with its own number alone; and one that changes later calls which leave it out. Arguments that are
+named after masks, states, positions, groups and the like are left to others.
 Matters: a batch of several times is answered for the time of its first row, or a call for what an earlier one was
 given; with one row, and in a fresh process, nothing shows.
 Fix: take each row's own, `t[:, None]` and not `t[0]`; keep what a call is given in variables of that call.
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.errors import NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.optional_arguments import Given, accepted, giving, is_another
@@ -42,7 +43,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         found = list(accepted(sp, x))
         if not found:
             raise NotApplicableError("its forward takes no optional argument that was found to change its answer")
-        faults = [(each, *fault) for each in found if (fault := _fault(subject, x, each)) is not None]
+        tried = [(each, attempt(partial(_fault, subject, x, each))) for each in found]
+    faults = [(given, *fault) for given, fault in tried if isinstance(fault, tuple)]
     for given, what, divergence in faults[:1]:
         first = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
         yield Finding(

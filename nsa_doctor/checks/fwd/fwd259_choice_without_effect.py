@@ -1,7 +1,7 @@
 """FWD259 choice-without-effect
 
-Detects: a line that chooses the largest few of several, as of blocks or experts, where the least few in their place
-give the same output, the same losses and the same gradients, at every length and with every input that was tried.
+Detects: a `topk` of some of several, as of blocks or experts, where the least few in place of the largest give the same
+output, the same gradients, and leave the same in the module, at every length and with every input that was tried.
 Matters: all of them are read, or none, whatever was chosen: what is to be sparse is not, or is not chosen.
 Fix: follow the indices from there: a mask that begins with ones, a range that covers everything, a result that is
 written over.
@@ -28,26 +28,26 @@ from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS, _SEEDS, _ROWS = (67, 260), 2, 2
-_MOST = 6  # lines
+_MOST, _LOUD = 6, 100.0  # lines, and times an ordinary input, which a guard may let through
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    seen: dict[str, Choice] = {}
+    tried: dict[str, Choice] = {}
     moving = set[str]()
     for sp, x in _passes(subject):
         found, plain = choices(sp, x)
-        seen = {**found, **seen}
-        for line in list(found)[:_MOST]:
-            if line not in moving and not are_equal(plain, choices(comparable_module(subject), x, line)[1]):
+        tried = dict(list({**tried, **{line: found[line] for line in found if line not in tried}}.items())[:_MOST])
+        for line in found.keys() & tried.keys() - moving:
+            if not are_equal(plain, choices(comparable_module(subject), x, line)[1]):
                 moving.add(line)
-    if not seen:
+    if not tried:
         raise NotApplicableError("it chooses no largest few of several")
-    for line, choice in seen.items():
+    for line, choice in tried.items():
         if line not in moving and choice.place.file:
             yield Finding(
                 message=(
                     f"the {choice.count} of {choice.of} that are chosen here change nothing: with the least in place "
-                    f"of the largest the output, its losses and all gradients are the same"
+                    f"of the largest all that is returned, kept and learnt is the same"
                 ),
                 where=in_subject(choice.place, sp.module),
                 evidence={"chosen": choice.count, "of": choice.of},
@@ -61,7 +61,8 @@ def _passes(subject: Subject) -> Iterator[tuple[BuiltModule, Tensor]]:
     for length in list(lengths)[: 1 if subject.is_slow else None]:
         for seed in range(_SEEDS):
             sp = comparable_module(subject)
-            yield sp, sp.input(length, _ROWS, seed=subject.seed + seed)
+            x = sp.input(length, _ROWS, seed=subject.seed + seed)
+            yield sp, (_LOUD * x if seed and x.is_floating_point() else x)
 
 
 def planted(subject: Subject) -> Subject:

@@ -24,6 +24,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers
+from nsa_doctor.probes.attention.score_watch import softmaxes
 from nsa_doctor.probes.attention.third_tokens import ThirdToken, third_token
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
@@ -37,6 +38,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     if length < _LENGTH:
         raise NotApplicableError(f"it serves less than {_LENGTH} tokens")
     sp = comparable_module(subject)
+    if not any(each.is_of_tokens(length) for each in softmaxes(sp, sp.input(length))[0]):
+        raise NotApplicableError("no softmax was seen over all tokens for each of them")
     tokens = (length // 2, length // 3)
     found = [_seen(sp, length, token) for token in tokens]
     if all(each is not None for each in found) and (first := found[0]) is not None:

@@ -2,8 +2,7 @@
 
 Detects: a trainable parameter that no call uses, whatever the length, the batch, the mode and the other weights are, or
     that is used and changes no output. One that a method names, but no call tried has come to, is a note, unless
-    another layer of the same class and list uses its own, or it is one of queries, keys and values and the other two
-    are used; so is one that changes what the module returns beside what is
+    another layer of the same class and list uses its own; so is one that changes what the module returns beside what is
     handed on; so are none of experts that no token is sent to.
 Matters: memory and optimizer state are spent on what cannot learn, a checkpoint holds noise, and DDP waits for its
     gradient (find_unused_parameters=False). Most often a line of the forward was forgotten.
@@ -45,8 +44,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     for each in _together(root, wrong)[:MOST_FINDINGS]:
         place, why = _place(root, each)
         flat = "without effect on any output, with a gradient of zeros or of rounding alone"
-        verb = "are" if " and " in each.used_beside else "is"
-        beside_it = f", though {each.used_beside} {verb} used" if each.used_beside else ""
+        beside_it = f", though {each.used_beside} is used" if each.used_beside else ""
         what = flat if each.is_used else f"that no call uses{beside_it}"
         yield Finding(
             message=f"{listed(each.names)} {what}, at several lengths, batches and weights{why}",

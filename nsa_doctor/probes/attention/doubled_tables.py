@@ -14,7 +14,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
 _ADDS, _MAKING, _COPYING = frozenset({"add", "add_"}), frozenset({"cat", "stack"}), frozenset({"to_copy", "clone"})
-_FEWEST_CHANNELS = 8
+_FEWEST_CHANNELS, _FEWEST_DISTINCT = 8, 4
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,17 @@ class _Watch(DispatchWatcher):
 
     def _is_table(self, table: Tensor, tokens: Tensor) -> bool:
         is_of_rows = tokens.ndim == 3 and len(tokens) > 1 and table.shape[-2:] == tokens.shape[-2:]
-        return is_of_rows and table.numel() == table.shape[-2:].numel() and table.shape[-2] == self._length
+        is_mask = table.shape[-1] == self._length
+        return (
+            is_of_rows and not is_mask and table.numel() == table.shape[-2:].numel() and table.shape[-2] == self._length
+        )
 
 
 def doubled_table(sp: BuiltModule, length: int) -> DoubledTable | None:
-    """The first that is added whatever the input is, and each of whose columns there are two of or more."""
+    """The first that is added whatever the input is, and each of whose columns there are two of or more.
+
+    They begin alike, as waves of one kind do: a table of both kinds may well be repeated, for each head.
+    """
     passes: list[list[tuple[Tensor, Place]]] = []
     for seed in range(2):
         places = Places(FrameFilter(sp.subject.packages))
@@ -72,6 +78,7 @@ def doubled_table(sp: BuiltModule, length: int) -> DoubledTable | None:
             continue
         distinct, counts = torch.unique(columns, dim=0, return_counts=True)
         varies = (distinct != distinct[:, :1]).any(1)
-        if bool(varies.all()) and int(counts.min()) > 1:
+        is_one_kind = bool((distinct[:, 0] == distinct[0, 0]).all())
+        if bool(varies.all()) and is_one_kind and len(distinct) >= _FEWEST_DISTINCT and int(counts.min()) > 1:
             return DoubledTable(len(columns), len(distinct), place)
     return None

@@ -1,7 +1,8 @@
 """Choices of the largest few of which it is tried whether anything depends on them: the least few are taken instead."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import torch
@@ -10,12 +11,10 @@ from torch import Tensor
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher
+from nsa_doctor.probes.internal import DispatchWatcher, tree_leaves
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.tensors.operations import operation_name
-
-_LARGEST = 3  # the argument of topk that says whether the largest are wanted
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,32 @@ class _Reversed(DispatchWatcher):
         return func(scores, count, dim, not rest[0], *rest[1:])
 
 
-def choices(sp: BuiltModule, x: Tensor, line: str = "") -> tuple[Mapping[str, Choice], list[Tensor]]:
-    """The lines that choose, and all that a pass gives: outputs, losses beside them, gradients, and what it counts.
+def choices(sp: BuiltModule, x: Tensor, line: str = "") -> tuple[Mapping[str, Choice], list[Any]]:
+    """The lines that choose, and all that a pass gives: what it returns, gradients, and what the module then holds.
 
     The one line is had to choose the least for the largest.
     """
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
-    watch = _Reversed(places, line)
-    with places.watching(), watch:
-        done = forward_backward(sp, x)
-    given = [done.output, *done.others.values(), *done.gradients.values(), *sp.module.buffers()]
-    return watch.seen, [each.detach().clone() for each in given]
+    watch, answers = _Reversed(places, line), list[Any]()
+    handle = sp.module.register_forward_hook(lambda _module, _given, answer: answers.append(answer))
+    try:
+        with places.watching(), watch:
+            done = forward_backward(sp, x)
+    finally:
+        handle.remove()
+    held = [vars(part) for part in sp.module.modules()]
+    kept = [value for each in held for name, value in each.items() if name == "_buffers" or not name.startswith("_")]
+    given = tree_leaves((done.output, answers, list(done.gradients.values()), kept))
+    return watch.seen, [each.detach().clone() if isinstance(each, Tensor) else each for each in given]
 
 
-def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether both hold the same, bit for bit."""
-    return len(one) == len(other) and all(map(torch.equal, one, other))
+def are_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether both hold the same tensors, bit for bit, and the same numbers; of anything else nothing is asked."""
+    return len(one) == len(other) and all(map(_is_equal, one, other))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    return not isinstance(one, Number) or one == other

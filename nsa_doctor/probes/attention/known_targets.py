@@ -36,27 +36,39 @@ class KnownTargets:
 
 @dataclass(frozen=True)
 class _Entropy:
+    """What a cross-entropy was given, and the gradient of the whole loss by the logits."""
+
     logits: Tensor
     targets: Tensor
     place: Place
+    gradient: Tensor | None = None
 
 
 def known_targets(sp: BuiltModule, ids: Tensor) -> Iterator[KnownTargets]:
-    """Of the subject's own loss of these ids [B, S]: each cross-entropy that asks for what its logits have read."""
+    """Of the subject's own loss of these ids [B, S]: each cross-entropy that asks for what its logits have read.
+
+    One of an answer of its own to each token may ask for that token: it is a reconstruction.
+    """
     place, other = ids.shape[1] // 2, ids.clone()
-    other[:, place] = 1 + ids[:, place] % (sp.subject.width - 2)
+    other[:, place] = 1 + ids[:, place] % max(1, sp.subject.width - 2)
+    seed_everything(sp.subject.seed)
+    with torch.no_grad():
+        answer = sp(ids).double()
     for one, changed in zip(_entropies(sp, ids), _entropies(sp, other), strict=False):
         shift, logits = _shift(one.targets, ids), _by_token(one.logits, ids)
         beside = _by_token(changed.logits, ids)
-        if shift is None or logits is None or beside is None or logits.shape != beside.shape:
+        gradient = None if one.gradient is None else _by_token(one.gradient, ids)
+        if shift is None or logits is None or beside is None or gradient is None or logits.shape != beside.shape:
+            continue
+        if shift < 1 and not (logits.shape == answer.shape and torch.allclose(logits, answer, rtol=1e-4)):
             continue
         difference = (logits - beside).abs().flatten(2).amax(-1).amax(0)
-        if not float(difference.max()) > 0:
-            continue
-        first = int((difference > _SHARE * difference.max()).nonzero()[0, 0])
-        wraps = _wraps(one.targets, ids, shift)
-        if wraps or shift <= place - first:
-            yield KnownTargets(shift, place - first, wraps, one.place)
+        read = difference > _SHARE * difference.max()
+        wraps = _wraps(one.targets, ids, shift) and bool((gradient[:, -shift:] != 0).any())
+        asks = place - shift
+        is_asked = 0 <= asks < len(read) and bool((gradient[:, asks] != 0).any())
+        if wraps or (is_asked and bool(read[asks])):
+            yield KnownTargets(shift, place - int(read.nonzero()[0, 0]), wraps, one.place)
 
 
 def _entropies(sp: BuiltModule, ids: Tensor) -> list[_Entropy]:
@@ -66,9 +78,16 @@ def _entropies(sp: BuiltModule, ids: Tensor) -> list[_Entropy]:
     places.know(sp.module)
     watch = _Entropies(places)
     seed_everything(sp.subject.seed)
-    with preserved_state(), torch.no_grad(), uncompiled(), watch:
-        ask("the loss", lambda: loss(sp.module, ids.clone()), sp.module)
-    return watch.found
+    with preserved_state(), torch.enable_grad(), uncompiled():
+        with watch:
+            value = ask("the loss", lambda: loss(sp.module, ids.clone()), sp.module)
+        given = [each.logits for each in watch.found]
+        wanted = [each for each in given if each.requires_grad]
+        gradients = dict(zip(map(id, wanted), torch.autograd.grad(value, wanted, allow_unused=True), strict=True))
+    return [
+        _Entropy(each.logits.detach().double(), each.targets, each.place, gradients.get(id(each.logits)))
+        for each in watch.found
+    ]
 
 
 class _Entropies(TorchFunctionMode):
@@ -89,7 +108,7 @@ class _Entropies(TorchFunctionMode):
             targets = args[1] if len(args) > 1 else given.get("target")
             if isinstance(logits, Tensor) and isinstance(targets, Tensor) and not targets.is_floating_point():
                 place = self._places.here()[0]
-                self.found.append(_Entropy(logits.detach().double(), targets.detach().clone(), place))
+                self.found.append(_Entropy(logits, targets.detach().clone(), place))
         return func(*args, **given)
 
 

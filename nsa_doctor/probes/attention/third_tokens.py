@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.attention.score_watch import MASKED, Softmax, softmaxes
+from nsa_doctor.probes.attention.score_watch import Softmax, softmaxes
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _FEWEST_KEYS, _MOST_ROWS = 3, 2
@@ -36,7 +36,7 @@ def third_token(sp: BuiltModule, x: Tensor, token: int) -> ThirdToken | None:
     one, changed = (_first(sp, each) for each in (x, other))
     if one is None or changed is None or one.scores.shape != changed.scores.shape:
         return None
-    moved, seen = _moved(one.scores, changed.scores), one.seen
+    moved, seen = _moved(one, changed), one.seen
     moved[token], moved[:, token] = False, False
     others = torch.arange(length) != token
     is_whole_row = _are_all(moved, seen, others, axis=1)
@@ -50,15 +50,17 @@ def third_token(sp: BuiltModule, x: Tensor, token: int) -> ThirdToken | None:
 
 
 def _first(sp: BuiltModule, x: Tensor) -> Softmax | None:
+    """The first that weighs all tokens for each."""
     return next((each for each in softmaxes(sp, x)[0] if each.is_of_tokens(x.shape[1])), None)
 
 
-def _moved(one: Tensor, other: Tensor) -> Tensor:
-    """Which scores [T, K] are others in any row of the batch and any head; what is masked in both is not."""
-    hidden = (one <= MASKED) & (other <= MASKED)
-    size = float(one.masked_fill(hidden, 0.0).abs().max())
-    apart = (one - other).masked_fill(hidden, 0.0).abs() > _ROUNDINGS * torch.finfo(one.dtype).eps * size
-    return apart.flatten(0, -3).any(0).cpu()
+def _moved(one: Softmax, other: Softmax) -> Tensor:
+    """Which scores [T, K] are others in any row of the batch and any head; what has no weight in both is not."""
+    hidden = (one.weights == 0) & (other.weights == 0)
+    size = float(one.scores.masked_fill(hidden, 0.0).abs().max())
+    apart = (one.scores - other.scores).masked_fill(hidden, 0.0).abs()
+    moved = apart > _ROUNDINGS * torch.finfo(apart.dtype).eps * size
+    return moved.flatten(0, -3).any(0).cpu()
 
 
 def _are_all(moved: Tensor, seen: Tensor, others: Tensor, axis: int) -> Tensor:

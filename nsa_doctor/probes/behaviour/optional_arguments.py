@@ -1,7 +1,6 @@
 """Arguments that a forward may be given beside its input: which values it takes, and what a call with one does."""
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,18 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
 
-_OF_ANOTHER_KIND = re.compile(  # what holds for a call, and what others ask of: masks, states, losses, places, switches
-    r"mask|cache|past|state|mem|hidden|target|loss|weight|bias|posit|index|indices|offset|start|seq|cu_|rope|rotary"
-    r"|^(return|output|use|is|do|with|need|deterministic|training|inplace|generator|seed|rng)_?"
+_OF_ANOTHER_KIND = frozenset(  # words of what holds for a call, and of what others ask of
+    {
+        *("mask", "masks", "cache", "caches", "past", "state", "states", "mem", "mems", "memory", "hidden", "loss"),
+        *("target", "targets", "weight", "weights", "bias", "position", "positions", "pos", "index", "indices", "idx"),
+        *("offset", "offsets", "start", "end", "cu", "rope", "rotary", "freqs", "order", "group", "groups", "segment"),
+        *("segments", "batch", "importance", "graph", "edge", "edges", "ptr", "return", "output", "outputs", "use"),
+        *("deterministic", "training", "inplace", "generator", "seed", "rng", "layers", "heads", "perm", "sort"),
+    }
 )
 _WORDS = 8  # a number of tokens
 _ROUNDINGS = 1e5
+_MORE = 2  # rows, at which an argument for each row is tried again: three may be heads or channels too
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,20 @@ def accepted(sp: BuiltModule, x: Tensor) -> Iterator[Given]:
         return
     plain = sp(x)
     for name, parameter in parameters.items():
-        if parameter.default is None and not _OF_ANOTHER_KIND.search(name):
+        is_number = type(parameter.default) in (int, float)
+        if (parameter.default is None or is_number) and not _OF_ANOTHER_KIND & set(name.lower().split("_")):
             values = (Given(name, value, isinstance(value, Tensor)) for value in _values(x))
             found = next((each for each in values if _is_taken(sp, x, each, plain)), None)
-            if found is not None:
+            if found is not None and (_is_by_row(sp, x, found) if found.is_by_row else not is_number):
                 yield found
+
+
+def _is_by_row(sp: BuiltModule, x: Tensor, given: Given) -> bool:
+    """Whether more rows take as many numbers more."""
+    longer = torch.cat((x, sp.input(x.shape[1], _MORE)))
+    value = next(each for each in _values(longer) if each.dtype == given.value.dtype)
+    with giving(sp.module, {given.name: value}):
+        return isinstance(attempt(lambda: sp(longer)), Tensor)
 
 
 def _values(x: Tensor) -> Iterator[Any]:

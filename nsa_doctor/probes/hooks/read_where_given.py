@@ -23,27 +23,38 @@ def is_read_where_given(holder: nn.Module, name: str) -> bool:
 
 
 def _waiting(method: _Method) -> set[int]:
-    """What lies in a condition on an argument, on either side, or behind one that returns."""
+    """What is reached only where an argument is given: a side of a condition, or what follows a return without it."""
     arguments = {each.arg for each in (*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs)}
     found = set[int]()
     for node in ast.walk(method):
-        if isinstance(node, (ast.If, ast.IfExp)) and _asks(node.test, arguments):
-            found |= _below(node)
-            if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
+        if isinstance(node, (ast.If, ast.IfExp)):
+            side = _side_given(node.test, arguments)
+            for each in {True: _body(node.body), False: _body(node.orelse)}.get(side, ()):
+                found |= _below(each)
+            if side is False and isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
                 found |= _behind(method, node)
-        elif isinstance(node, ast.BoolOp) and any(_asks(value, arguments) for value in node.values):
-            found |= _below(node)
+        elif isinstance(node, ast.BoolOp) and _side_given(node, arguments) is isinstance(node.op, ast.And):
+            for each in node.values:
+                found |= _below(each)
     return found
 
 
-def _asks(test: ast.expr, arguments: set[str]) -> bool:
-    return any(
-        isinstance(node, ast.Compare)
-        and isinstance(node.left, ast.Name)
-        and node.left.id in arguments
-        and any(isinstance(other, ast.Constant) and other.value is None for other in node.comparators)
-        for node in ast.walk(test)
-    )
+def _side_given(test: ast.expr, arguments: set[str]) -> bool | None:
+    """On which side of a condition an argument is given: where it holds, or where it does not; None on neither."""
+    match test:
+        case ast.UnaryOp(ast.Not(), inner):
+            side = _side_given(inner, arguments)
+            return None if side is None else not side
+        case ast.Compare(ast.Name(id=name), [operator], [ast.Constant(value=None)]) if name in arguments:
+            return {ast.Is: False, ast.Eq: False, ast.IsNot: True, ast.NotEq: True}.get(type(operator))
+        case ast.BoolOp(operator, values):
+            wanted = isinstance(operator, ast.And)  # all hold where it holds; none holds where an `or` does not
+            return wanted if any(_side_given(value, arguments) is wanted for value in values) else None
+    return None
+
+
+def _body(body: ast.expr | list[ast.stmt]) -> list[ast.expr] | list[ast.stmt]:
+    return body if isinstance(body, list) else [body]
 
 
 def _below(node: ast.AST) -> set[int]:

@@ -51,6 +51,25 @@ def with_dropout(subject: Subject) -> Subject:
     )
 
 
+class DropPath(nn.Module):
+    """Leaves some rows out, and makes the others as much larger."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape."""
+        return x * (torch.rand(len(x), *(1,) * (x.ndim - 1)) < 0.8) / 0.8 if self.training else x
+
+
+def with_a_drop_path(subject: Subject) -> Subject:
+    """Some rows are zeros beforehand."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.path = DropPath()
+        return module
+
+    return replace(subject, build=build, forward=lambda module, x: subject.forward(module, cast("Any", module).path(x)))
+
+
 class Scaled(nn.Module):
     """A low-rank update of the output, times its factor."""
 

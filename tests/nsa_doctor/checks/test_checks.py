@@ -31,6 +31,7 @@ from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.offered import (
     with_a_choice,
+    with_a_drop_path,
     with_a_loop,
     with_a_time,
     with_an_adapter,
@@ -206,6 +207,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD241": with_an_adapter,
     "FWD243": lambda subject: replace(with_attention(subject), spec=("bidirectional",)),
     "FWD232": with_layers,
+    "FWD255": with_a_drop_path,
     "FWD256": with_one_answer,
     "FWD257": with_experts,
     "FWD258": with_a_time,

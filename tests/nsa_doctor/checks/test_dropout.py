@@ -222,6 +222,34 @@ def test_a_share_that_waits_for_an_argument_is_none_of_a_call_without_it(returns
     assert "no share of dropout" in examined(Labels).reason
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_share_on_the_side_without_an_argument_is_found(returns: bool) -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout, self.layer = 0.1, nn.Linear(DIM, DIM)
+
+        def with_it(self, x: Tensor, share: float) -> Tensor:
+            return self.layer(x)
+
+        def early(self, x: Tensor, cache: Tensor | None) -> Tensor:
+            if cache is not None:
+                return self.layer(x + cache)
+            return self.with_it(x, self.dropout)
+
+        def side(self, x: Tensor, cache: Tensor | None) -> Tensor:
+            if cache is None:
+                return self.with_it(x, self.dropout)
+            else:
+                return self.layer(x + cache)
+
+        def forward(self, x: Tensor, cache: Tensor | None = None) -> Tensor:
+            return (self.early if returns else self.side)(x, cache)
+
+    (finding,) = examined(Cached).findings
+    assert "the dropout of 0.1 that the module holds as dropout is not applied" in finding.message
+
+
 def test_what_holds_a_share_that_its_part_forgets_is_not_named_beside_it() -> None:
     def make() -> nn.Module:
         made = nn.Sequential(Attention(without))
