@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,11 @@ def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Mas
     for name in names:
         meanings = {words: meant for words, meant in _MEANINGS.items() if "pad" in name or "padding" not in words}
         ways = {words: (partial(_padded, subject, way, name, meant), meant) for words, meant in meanings.items()}
+        if subject.answer is not None and name == "mask":  # it may be of what is pooled, or to be filled in
+            hiding = [words for words in ways if attempt(partial(_hides_the_end, subject, ways[words][0])) is True]
+            ways = {words: ways[words] for words in hiding}
+            if not ways:
+                continue
         for words, (padded, meant) in ways.items():
             marks = partial(_marks_padding, subject, padded, has_size=meant is Tensor.long)
             for mode, where in _MODES.items():
@@ -121,6 +127,18 @@ def _hides(subject: Subject, padded: Masked) -> bool:
         return is_like(lambda given: padded(sp.module, given, keep)) and not is_like(sp)
 
 
+def _hides_the_end(subject: Subject, padded: Masked) -> bool:
+    """Whether hidden tokens behind a row leave it the answer that it has alone."""
+    sp = built(subject)
+    x = _some_rows(sp)
+    kept = x.shape[1] - x.shape[1] // 3
+    keep = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    keep[:, kept:] = 0
+    with torch.no_grad():
+        alone, hidden = sp(x[:, :kept].clone()).double(), padded(sp.module, x.clone(), keep)[:, :kept].double()
+    return bool((alone - hidden).abs().max() <= _CLOSE**2 * float(alone.abs().max()))
+
+
 def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
     """Whether a mask of tokens changes nothing, whatever it hides, and a part of the module wants it."""
     sp = built(subject)
@@ -154,8 +172,13 @@ def _padded(
 
 def _answered(subject: Subject, module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Tensor]) -> Tensor:
     """The output [B, S, ...] for x beside these arguments."""
-    answer = called(module, x, way, options)
-    return checked_answer(subject, answer if subject.answer is None else of_tokens(answer, x, *subject.answer), x)[0]
+
+    def forward(module: nn.Module, x: Tensor) -> Any:
+        answer = called(module, x, way, options)
+        return answer if subject.answer is None else of_tokens(answer, x, *subject.answer)
+
+    masked = replace(subject, forward=forward)
+    return checked_answer(masked, masked.forward(module, x), x)[0]
 
 
 def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:

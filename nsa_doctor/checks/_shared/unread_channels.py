@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.roles import unlike_beside
 from nsa_doctor.checks._shared.unlearned import comparable_pass, watched_pass
 from nsa_doctor.checks._shared.without_effect import NUM_SHUFFLED, shuffled
 from nsa_doctor.core.measurement import Place
@@ -13,20 +14,32 @@ from nsa_doctor.probes.hooks.places import parameter_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
-_WEIGHTED = (nn.Linear, nn.Conv1d)
-_FEWEST = 2  # channels
+_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_FEW = 8  # channels, one of which counts by itself
 _LENGTHS, _LONGER, _ROWS = (67, 131, 260), 1100, 2
 _FAR = 30.0
 
 
+_Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+
+
 @dataclass(frozen=True)
 class Unread:
-    """The layer, which of its `of` output channels are not read, and the line that computes them."""
+    """The layer, which of its `of` output channels are not read, and the line that computes them.
+
+    `beside` is the like of it in another layer of a list, whose channels are read.
+    """
 
     path: str
     channels: tuple[int, ...]
     of: int
     place: Place
+    beside: str = ""
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether it may well be: where its like is read, and where most are not, of which one is asked for."""
+        return bool(self.beside) or 2 * len(self.channels) > self.of
 
 
 def unread_channels(subject: Subject) -> list[Unread]:
@@ -36,7 +49,7 @@ def unread_channels(subject: Subject) -> list[Unread]:
         comparable_pass(sp, sp.input(length, _ROWS, seed=subject.seed + length))
         layers = dict(_layers(sp.module))
         left = {path: dead & _without_gradient(layers[path]) for path, dead in left.items() if path in layers}
-        left = {path: dead for path, dead in left.items() if int(dead.sum()) >= _FEWEST and not bool(dead.all())}
+        left = {path: dead for path, dead in left.items() if _is_a_part(dead)}
         if not left:
             return []
     left = {
@@ -47,14 +60,20 @@ def unread_channels(subject: Subject) -> list[Unread]:
     return list(_placed(subject, left)) if left else []
 
 
-def _layers(root: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv1d]]:
+def _is_a_part(dead: Tensor) -> bool:
+    """Whether some are, and not all: of many channels more than one, which a threshold may shut by itself."""
+    count = int(dead.sum())
+    return (1 if len(dead) <= _FEW else 2) <= count < len(dead)
+
+
+def _layers(root: nn.Module) -> Iterator[tuple[str, _Layer]]:
     """Those that are trained; what shares its weight with another is that other's."""
     owners: dict[int, int] = {}
     for part in root.modules():
         for parameter in part.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for path, part in root.named_modules():
-        if type(part) in _WEIGHTED and part.weight.requires_grad and owners.get(id(part.weight)) == 1:
+        if isinstance(part, _WEIGHTED) and part.weight.requires_grad and owners.get(id(part.weight)) == 1:
             yield path, part
 
 
@@ -71,7 +90,7 @@ def _passes(subject: Subject) -> Iterator[tuple[BuiltModule, int]]:
             yield shuffled(built(subject, mode="train"), index), length
 
 
-def _without_gradient(layer: nn.Linear | nn.Conv1d) -> Tensor:
+def _without_gradient(layer: _Layer) -> Tensor:
     """Of each channel whether its weights and its bias have a gradient of zeros; of none where there is no gradient."""
     if layer.weight.grad is None:
         return torch.zeros(len(layer.weight), dtype=torch.bool)
@@ -82,21 +101,24 @@ def _without_gradient(layer: nn.Linear | nn.Conv1d) -> Tensor:
 
 
 def _is_cut_off(subject: Subject, path: str, dead: Tensor) -> bool:
-    """Whether the others are the output as they are: of logits some may be cut off, or overwritten.
+    """Whether they are the last or the first of what is computed last: logits with which a vocabulary is rounded up.
 
-    The last ones round a vocabulary up, and the first ones may stand for no text.
+    Or ids that stand for no text: whether they are cut off, or overwritten, is all the same.
     """
-    sp = built(subject)
-    made: list[Tensor] = []
-    handle = sp.module.get_submodule(path).register_forward_hook(lambda _layer, _given, output: made.append(output))
+    sp, order = built(subject), list[str]()
+    handles = [
+        layer.register_forward_hook(lambda _layer, _given, _output, own=own: order.append(own))
+        for own, layer in _layers(sp.module)
+    ]
     try:
         with torch.no_grad():
-            logits = sp(sp.input(2))
+            sp(sp.input(2))
     finally:
-        handle.remove()
-    rest = [each[..., ~dead.to(each.device)] for each in made if each.shape[-1] == len(dead)]
-    own = logits[..., ~dead.to(logits.device)] if logits.shape[-1] == len(dead) else logits
-    return any(each.shape == own.shape and torch.equal(each.to(own.dtype), own) for each in rest)
+        for handle in handles:
+            handle.remove()
+    alive = (~dead).nonzero().flatten()
+    is_one_piece = int(alive[-1] - alive[0]) + 1 == len(alive)
+    return bool(order) and order[-1] == path and is_one_piece
 
 
 def _changes(subject: Subject, path: str, dead: Tensor) -> bool:
@@ -125,4 +147,7 @@ def _placed(subject: Subject, left: dict[str, Tensor]) -> Iterator[Unread]:
     _, watch = watched_pass(sp, sp.input(min(_LENGTHS[0], subject.max_length)), [])
     for path, dead in left.items():
         place = parameter_place(watch.place_of(_weight(sp, path)), sp.module, f"{path}.weight".removeprefix("."))
-        yield Unread(path, tuple(dead.nonzero().flatten().tolist()), len(dead), place)
+        name = f"{path}.weight".removeprefix(".")
+        beside = unlike_beside(sp.module, name, [f"{other}.weight".removeprefix(".") for other in left])
+        channels = tuple(dead.nonzero().flatten().tolist())
+        yield Unread(path, channels, len(dead), place, beside.removesuffix(".weight"))

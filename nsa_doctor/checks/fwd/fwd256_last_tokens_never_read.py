@@ -1,8 +1,8 @@
 """FWD256 last-tokens-never-read
 
-Detects: a subject of one answer for a row, such as a pooled state, that is the same whatever the last tokens are, at
-lengths that end within a block, though tokens at those places count in a longer sequence. The last few that a strided
-convolution or pooling leaves over are none.
+Detects: a subject of one answer for a row, such as a pooled state, that is the same whatever the last tokens are, an
+eighth of them at least, at lengths that end within a block, though the first one counts, and tokens at those places do
+in a longer sequence. What a strided convolution, a pooling or an unfolding leaves over is none.
 Matters: up to a block of what it is given has no part in the answer; at lengths of whole blocks nothing shows.
 Fix: let the loop over blocks run to the end, `range(0, S, block)`, and fill the last block up or cut it short.
 
@@ -15,7 +15,7 @@ Example:
         total = total + self.attend(x[:, i : i + block])
 """
 
-import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -32,7 +32,8 @@ from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = (31, 127, 255, 511)  # one less than whole blocks of every usual size, or as good as two of any other
-_SHARE, _FEWEST = 8, 8  # one token in so many, and so many at least: patches of a few leave some over
+_SHARE, _FEWEST, _SEEDS = 8, 8, 2  # one token in so many, and so many at least: patches of a few leave some over
+_LEAVING = re.compile("pool|conv|unfold|im2col|stft")
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -40,17 +41,17 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError("it has an answer for each token")
     sp = comparable_module(subject)
     for length in _LENGTHS:
-        longer = 2 * (length + 1)
-        fewest = max(length // _SHARE, _FEWEST, _stride(sp.module))
-        if longer > subject.max_length or fewest >= length or (subject.is_slow and length > _LENGTHS[1]):
+        longer, fewest = 2 * (length + 1), max(length // _SHARE, _FEWEST)
+        if longer > subject.max_length or (subject.is_slow and length > _LENGTHS[1]):
             return
         if _reads(sp, length, length - fewest) or not _reads(sp, longer, length - fewest, length):
             continue
-        counts = range(fewest, length + 1)
-        most = next((count - 1 for count in counts if _reads(sp, length, length - count)), length)
-        if most == length:
-            continue  # where nothing at all counts is another fault
+        if not _reads(sp, length, 0, 1):
+            continue  # it looks at a part of the sequence, or at nothing
+        most = _most(sp, length, fewest)
         operation, place = line_of_loss(sp, _pair(sp, length, length - most, length))
+        if _LEAVING.search(operation):
+            return
         lost = f"; they are lost in {operation}" if operation else ""
         yield Finding(
             message=(
@@ -64,26 +65,27 @@ def run(subject: Subject) -> Iterator[Finding]:
         return
 
 
+def _most(sp: BuiltModule, length: int, least: int) -> int:
+    """How many of the last change nothing: more than so many do."""
+    most = length
+    while least + 1 < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if _reads(sp, length, length - middle) else (middle, most)
+    return least
+
+
 def _reads(sp: BuiltModule, length: int, first: int, end: int | None = None) -> bool:
-    """Whether other tokens there change the answer."""
+    """Whether other tokens there change the answer, with one input or another."""
     with torch.no_grad():
-        one, other = (sp(each) for each in _pair(sp, length, first, end or length))
-    return not torch.equal(one, other)
+        pairs = (_pair(sp, length, first, end or length, seed) for seed in range(_SEEDS))
+        return any(not torch.equal(*map(sp, pair)) for pair in pairs)
 
 
-def _pair(sp: BuiltModule, length: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+def _pair(sp: BuiltModule, length: int, first: int, end: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Two inputs that differ in these tokens alone."""
-    x, other = sp.input(length, 2), sp.input(length, 2, seed=sp.subject.seed + 31).clone()
+    x, other = (sp.input(length, 2, seed=sp.subject.seed + 31 * each + seed).clone() for each in range(2))
     other[:, :first], other[:, end:] = x[:, :first], x[:, end:]
     return x, other
-
-
-def _stride(module: nn.Module) -> int:
-    """By how much all of torch's convolutions and poolings shorten a sequence."""
-    parts = [part for part in module.modules() if type(part).__module__.startswith("torch.nn.modules.")]
-    strides = [getattr(part, "stride", 1) for part in parts]
-    first = [each[-1] if isinstance(each, tuple) and each else each for each in strides]
-    return math.prod(each for each in first if isinstance(each, int) and each > 1)
 
 
 def planted(subject: Subject) -> Subject:

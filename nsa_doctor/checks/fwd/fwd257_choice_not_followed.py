@@ -1,9 +1,9 @@
 """FWD257 choice-not-followed
 
-Detects: experts that are given tokens without regard to what their router says: the one that it scores lowest gets a
-token oftener than the one that it scores highest, or the highest gets it no oftener than any other.
+Detects: experts of a list that are given tokens without regard to what their router, a linear layer, says: the one that
+it scores lowest gets a token oftener than the one that it scores highest, or the highest gets it no oftener than any.
 Matters: the router learns what it is asked for, and another expert answers; the mixture is one of any experts.
-Fix: look at the comparison or the sorting between the choice and the call: `==` for `!=`, an order that is not undone.
+Fix: look at the comparison or the sorting between the choice and the call: `==` for `!=`, counts without their order.
 
 Example:
     # faulty

@@ -13,12 +13,13 @@ Example:
     scores = torch.einsum("bghqd,bhkd->bghqk", q, k)
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.roles import unlike_beside
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, trainable
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
@@ -48,7 +49,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             f"the {each.num_rows} rows of {each.name} act through {each.num_groups} sums of them: those that "
             "are added up get one gradient, whatever the input and the weights"
         )
-        if beside := _unlike(sp.module, each.name, {each.name for each in summed}):
+        if beside := unlike_beside(sp.module, each.name, {each.name for each in summed}):
             yield Note(message=f"{message}; those of {beside} do not", where=each.place)
             continue
         yield Finding(
@@ -57,22 +58,6 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             evidence={"parameter": each.name, "rows": each.num_rows, "sums": each.num_groups},
             repro=command_for(subject, "GRD219"),
         )
-
-
-def _unlike(root: nn.Module, name: str, summed: Collection[str]) -> str:
-    """The same parameter of another layer of a list, whose rows act one by one: what it is given makes it so."""
-    shapes = {other: (_role(root, other), each.shape) for other, each in root.named_parameters()}
-    alike = (other for other in shapes if shapes[other] == shapes.get(name) and other != name)
-    return next((other for other in alike if other not in summed), "")
-
-
-def _role(root: nn.Module, name: str) -> tuple[str, ...]:
-    """The parts of a parameter's name, without where it stands in lists of modules or parameters."""
-    parts, role = name.split("."), list[str]()
-    for index, part in enumerate(parts):
-        holder = root.get_submodule(".".join(parts[:index]))
-        role.append("#" if isinstance(holder, (nn.ModuleList, nn.ParameterList)) else part)
-    return tuple(role)
 
 
 def _summed(sp: BuiltModule) -> list[Summed]:

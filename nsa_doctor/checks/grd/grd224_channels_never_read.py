@@ -2,7 +2,8 @@
 
 Detects: some output channels of a linear layer or a convolution that get no gradient and change no output at several
 lengths and with several weights, while the other channels of the layer do: a part of a fused projection that is taken
-out and not read, or read twice in another's place.
+out and not read, or that another is read for. Where most are not read, or those of its like in another layer are, it is
+a note; at the ends of what is computed last they round a vocabulary up, and are left alone.
 Matters: what was meant to be read, a gate or a half of the channels, has another value, and a part of the parameters
 never learns.
 Fix: read the part; where none is meant to be, make the layer as much narrower.
@@ -24,13 +25,13 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS
 from nsa_doctor.checks._shared.unread_channels import Unread, unread_channels
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.unread_targets import unread_targets
 from nsa_doctor.subject.contract import Subject
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     groups: dict[tuple[str, int, tuple[int, ...]], list[Unread]] = {}
     for each in unread_channels(subject):
         groups.setdefault((each.place.file, each.place.line, each.channels), []).append(each)
@@ -39,12 +40,16 @@ def run(subject: Subject) -> Iterator[Finding]:
         others = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
         name, line = next(iter(unread_targets(place)), ("", place.line))
         why = f"; nothing reads {name}" if name else ""
+        message = (
+            f"{len(first.channels)} of the {first.of} output channels of {first.path or 'the module'}{others} "
+            f"({_ranges(first.channels)}) get no gradient and change no output, at several lengths and weights"
+        )
+        if first.is_meant:
+            beside = f"; those of {first.beside} do" if first.beside else ""
+            yield Note(message=f"{message}{beside}", where=place)
+            continue
         yield Finding(
-            message=(
-                f"{len(first.channels)} of the {first.of} output channels of {first.path or 'the module'}{others} "
-                f"({_ranges(first.channels)}) get no gradient and change no output, at several lengths and "
-                f"weights{why}"
-            ),
+            message=f"{message}{why}",
             where=replace(place, line=line),
             evidence={"channels": len(first.channels), "of": first.of, "layers": ",".join(each.path for each in same)},
             repro=command_for(subject, "GRD224"),
@@ -65,16 +70,16 @@ def _ranges(channels: Sequence[int]) -> str:
 
 def planted(subject: Subject) -> Subject:
     class Halved(nn.Module):
-        """The subject before a projection to four channels, of which two are not read."""
+        """The subject behind a projection to four channels, of which two are not read."""
 
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.gates = subject.build(subject.seed), nn.Linear(1, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = subject.forward(self.inner, x)
-            shift, scale, _gate = self.gates(output.mean(-1, keepdim=True)).split((1, 1, 2), -1)
-            return output * scale + shift
+            shift, scale, _gate = self.gates(x.mean(-1, keepdim=True)).split((1, 1, 2), -1)
+            output: Tensor = subject.forward(self.inner, x * scale + shift)
+            return output
 
     return replace(subject, build=lambda _seed: Halved(), forward=lambda module, x: module(x))
 

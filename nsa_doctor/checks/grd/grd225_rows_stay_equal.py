@@ -1,7 +1,8 @@
 """GRD225 rows-stay-equal
 
-Detects: a parameter that begins with all of its rows equal, and whose rows get one gradient, whatever the input, and
-after a step too: latents, queries or experts that begin as copies of one and that nothing ever tells apart.
+Detects: a parameter that begins with all of its rows equal, and whose rows get one gradient with every input that was
+tried, and after a step too: latents or queries that begin as copies of one and that nothing ever tells apart. Gains are
+none, which may multiply one another, nor are tables that are asked for ids.
 Matters: as many as are paid for do the work of one; the loss falls, and no step makes them differ.
 Fix: draw them at random, as by `nn.init.normal_(latents, std=0.02)`, or give each a place of its own.
 
@@ -18,7 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass, trainable
+from nsa_doctor.checks._shared.equal_rows import equal_rows, have_one_gradient, rows_of
+from nsa_doctor.checks._shared.roles import unlike_beside
+from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
@@ -30,53 +33,33 @@ from nsa_doctor.probes.model.weight_origin import origin_of
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS, _SEEDS = 37, 2, 2
-_ROUNDINGS = 1e4
-_TABLES = (nn.Embedding, nn.EmbeddingBag)  # tokens that are as frequent may well get one gradient
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject, mode="train", is_randomised=False)
     if sp.dtype != "float64":
         raise NotApplicableError("it does not run in float64, where gradients that are alike show")
-    left = _equal(sp.module)
+    left = equal_rows(sp, min(_LENGTH, subject.max_length))
     for seed in range(_SEEDS) if left else ():
         comparable_pass(sp, sp.input(min(_LENGTH, subject.max_length), _ROWS, seed=subject.seed + seed))
-        left = {name: rows for name, rows in left.items() if _have_one_gradient(rows)}
+        left = {name: rows for name, rows in left.items() if have_one_gradient(rows)}
         with torch.no_grad():
             for parameter in sp.module.parameters():
                 if parameter.grad is not None:
                     parameter -= LEARNING_RATE * parameter.grad
-    for name, rows in list(left.items())[:MOST_FINDINGS]:
+    alone = [name for name in left if not unlike_beside(sp.module, name, left)]
+    for name, rows in [(name, left[name]) for name in alone[:MOST_FINDINGS]]:
         origin = origin_of(subject, name)
         place = definition_place(sp.module) if origin.place is None else origin.place
         yield Finding(
             message=(
-                f"the {len(_rows(rows))} rows of {name} begin equal and get one gradient, whatever the input: they "
-                f"stay copies of one"
+                f"the {len(rows_of(rows))} rows of {name} begin equal and get one gradient, with every input and "
+                f"after a step: they stay copies of one"
             ),
             where=place,
-            evidence={"parameter": name, "rows": len(_rows(rows))},
+            evidence={"parameter": name, "rows": len(rows_of(rows))},
             repro=command_for(subject, "GRD225"),
         )
-
-
-def _equal(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of several rows that are one and the same, but for the tables of tokens."""
-    tables = {id(each.weight) for each in module.modules() if isinstance(each, _TABLES)}
-    named = [(name, each) for name, each in trainable(module) if id(each) not in tables and each.squeeze().ndim > 1]
-    return {name: each for name, each in named if bool((_rows(each) == _rows(each)[:1]).all())}
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.detach().squeeze().flatten(1)
-
-
-def _have_one_gradient(parameter: nn.Parameter) -> bool:
-    if parameter.grad is None:
-        return False
-    rows = _rows(parameter.grad.to_dense())
-    size = float(rows.abs().max())
-    return size > 0 and float((rows - rows[:1]).abs().max()) <= _ROUNDINGS * torch.finfo(rows.dtype).eps * size
 
 
 def planted(subject: Subject) -> Subject:

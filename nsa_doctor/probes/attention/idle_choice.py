@@ -63,8 +63,8 @@ def choices(sp: BuiltModule, x: Tensor, line: str = "") -> tuple[Mapping[str, Ch
     finally:
         handle.remove()
     held = [vars(part) for part in sp.module.modules()]
-    kept = [value for each in held for name, value in each.items() if name == "_buffers" or not name.startswith("_")]
-    given = tree_leaves((done.output, answers, list(done.gradients.values()), kept))
+    kept = [value for each in held for name, value in each.items() if not name.startswith("_")]
+    given = tree_leaves((done.output, answers, list(done.gradients.values()), kept, list(sp.module.buffers())))
     return watch.seen, [each.detach().clone() if isinstance(each, Tensor) else each for each in given]
 
 

@@ -1,5 +1,6 @@
 """A softmax that a module holds and does not call, where it sums values by plain products in its place."""
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.recording import Call, Operation, Recording
+from nsa_doctor.probes.hooks.unread_variables import methods_used
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.divergence import recording_of
 
@@ -35,16 +37,26 @@ def idle_softmaxes(sp: BuiltModule, x: Tensor) -> Iterator[IdleSoftmax]:
         if call.module is None or id(call.module) in seen or call.module not in paths:
             continue
         seen.add(id(call.module))
-        idle = [name for name, part in call.module.named_children() if type(part) in _KINDS and id(part) not in called]
+        softmaxes = [name for name, part in call.module.named_children() if type(part) in _KINDS]
+        idle = [name for name in softmaxes if id(getattr(call.module, name)) not in called]
+        idle = [name for name in idle if not _is_read(call.module, name)]
         place = _weighed(recording, call) if idle else None
         if place is not None:
             where = replace(place, module=paths[call.module], module_class=type(call.module).__name__)
             yield IdleSoftmax(paths[call.module], idle[0], where)
 
 
+def _is_read(holder: nn.Module, name: str) -> bool:
+    """Whether one of its methods reads the attribute: for another call, it may be."""
+    named = (node for _, method in methods_used(holder) if method.name != "__init__" for node in ast.walk(method))
+    return any(isinstance(node, ast.Attribute) and node.attr == name for node in named)
+
+
 def _weighed(recording: Recording, call: Call) -> Place | None:
-    """The line of a product of values and of another product, if the call normalises nothing."""
-    inside = range(call.start, call.end)
+    """The line of a product of values and of another product, if the call normalises nothing; not of a part's own."""
+    parts = [each for each in recording.calls if each.module is not call.module and call.start <= each.start]
+    below = {number for each in parts if each.end <= call.end for number in range(each.start, each.end)}
+    inside = [number for number in range(call.start, call.end) if number not in below]
     if any(_weighs(recording.operations[number]) for number in inside):
         return None
     behind = set[int]()  # a product

@@ -1,6 +1,7 @@
 """How the parts of a block add to its stream: to the stream itself, or to what a norm makes of it, which goes on."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ Kind = Literal["stream", "normed"]
 _NORM = re.compile(r"norm", re.IGNORECASE)
 _NORMS = frozenset({"native_layer_norm", "rms_norm", "fused_rms_norm"})
 _ADDS, _SUBTRACTS = frozenset({"add", "add_"}), frozenset({"sub", "sub_"})
+_TAKING_APART = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution"})
 _SAME = frozenset(  # what they give is what they are given
     {
@@ -51,10 +53,26 @@ def unlike_residuals(recording: Recording) -> list[Added]:
 
 
 def subtracted(recording: Recording) -> list[Added]:
-    """Those that subtract, where the same function of a class adds what another part makes."""
+    """Those that subtract, where the same function of a class adds what another part makes.
+
+    What a part makes has no other use: a season that is taken out of a stream is put together elsewhere. Two halves of
+    a stream may well be coupled by a difference.
+    """
     every = [each for each in _additions(recording, _Graph(recording)) if each.kind == "stream"]
+    every = [each for each in every if recording.operations[each.held].name not in _TAKING_APART]
     adding = {_function(each.place) for each in every if not each.is_less}
-    return [each for each in every if each.is_less and _function(each.place) in adding]
+    readers = Counter(maker for operation in recording.operations for maker in set(operation.makers))
+    return [
+        each
+        for each in every
+        if each.is_less and _function(each.place) in adding and readers[_part_of(recording, each)] == 1
+    ]
+
+
+def _part_of(recording: Recording, added: Added) -> int:
+    """Who made what is subtracted from the stream, or what the stream is subtracted from."""
+    makers = recording.operations[added.number].makers
+    return next((maker for maker in makers if maker != added.held), added.held)
 
 
 def _function(place: Place) -> tuple[str, str, str]:

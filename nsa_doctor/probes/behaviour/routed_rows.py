@@ -17,6 +17,7 @@ _FEWEST_EXPERTS, _FEWEST_TOKENS = 3, 64
 _MOST_TOKENS = 4096
 _SPARSE = 0.6  # of all pairs of a token and an expert
 _CHANCE = 0.1  # by which more tokens than by chance reach their best expert, at the least
+_TIMES = 1.4
 _MOST = 0.9
 
 
@@ -43,7 +44,8 @@ class Routed:
     @property
     def is_by_chance(self) -> bool:
         """Whether the best expert gets a token no oftener than any other, and not all get all."""
-        return self.any_one <= _SPARSE and self.best <= self.any_one + _CHANCE
+        is_little = self.best <= min(self.any_one + _CHANCE, _TIMES * self.any_one)
+        return self.any_one <= _SPARSE and is_little
 
 
 @dataclass
@@ -58,40 +60,76 @@ class _Mixture:
 
 
 def routed(sp: BuiltModule, x: Tensor) -> Iterator[Routed]:
-    """Of every module that holds a list of experts and gives them tokens as a router scores them: its first call."""
+    """Of every module that holds a list of experts and gives them tokens as a router scores them: its first call.
+
+    A router is a linear layer: whose weights, turned round, send tokens elsewhere. What has a number of its own for
+    each expert beside may well choose by that.
+    """
+    for mixture in _seen(sp, x):
+        every = [(name, found) for name, *score in mixture.scores if (found := _compared(mixture, name, *score))]
+        every = [(name, found) for name, found in every if _leads(sp, x, mixture, name)]
+        if every:
+            yield max((found for _, found in every), key=lambda found: (found.best, -found.worst_oftener))
+
+
+def _seen(sp: BuiltModule, x: Tensor) -> list[_Mixture]:
     mixtures = list(_mixtures(sp.module))
-    handles = [handle for each in mixtures for handle in _watched(each, sp.module)]
+    handles = [handle for each in mixtures for handle in _watched(each)]
     try:
         with torch.no_grad():
             sp(x)
     finally:
         for handle in handles:
             handle.remove()
-    for each in mixtures:
-        every = [found for score in each.scores if (found := _compared(each, *score)) is not None]
-        if every:
-            yield max(every, key=lambda found: (found.best, -found.worst_oftener))
+    return mixtures
+
+
+def _leads(sp: BuiltModule, x: Tensor, mixture: _Mixture, router: str) -> bool:
+    """Whether experts are given other tokens where the router's weights have another sign."""
+    weight = mixture.holder.get_submodule(router).weight
+    assert isinstance(weight, Tensor)
+    try:
+        with torch.no_grad():
+            weight.neg_()
+        again = next(each for each in _seen(sp, x) if each.holder is mixture.holder)
+    finally:
+        with torch.no_grad():
+            weight.neg_()
+    one, other = ([(number, rows) for number, rows in each.rows] for each in (mixture, again))
+    is_same = len(one) == len(other) and all(
+        number == again_number and rows.shape == again_rows.shape and torch.equal(rows, again_rows)
+        for (number, rows), (again_number, again_rows) in zip(one, other, strict=True)
+    )
+    return not is_same
 
 
 def _mixtures(root: nn.Module) -> Iterator[_Mixture]:
     for name, holder in root.named_modules():
         for part in holder.children():
             experts = list(part) if isinstance(part, nn.ModuleList) else []
-            if len(experts) >= _FEWEST_EXPERTS and len({type(each) for each in experts}) == 1:
+            are_alike = len(experts) >= _FEWEST_EXPERTS and len({type(each) for each in experts}) == 1
+            if are_alike and not _has_biases(holder, len(experts)):
                 yield _Mixture(name, holder, experts)
 
 
-def _watched(mixture: _Mixture, root: nn.Module) -> Iterator[Any]:
+def _has_biases(holder: nn.Module, count: int) -> bool:
+    """Whether it holds a number for each expert, beside the biases of its layers."""
+    own = (*holder.parameters(recurse=False), *holder.buffers(recurse=False))
+    return any(tuple(each.shape) == (count,) for each in own)
+
+
+def _watched(mixture: _Mixture) -> Iterator[Any]:
     number = {expert: index for index, expert in enumerate(mixture.experts)}
     inside = {part for expert in mixture.experts for part in expert.modules()}
 
-    def note(name: str, part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        given = next((each for each in args if isinstance(each, Tensor) and each.is_floating_point()), None)
+    def note(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        given = next((each for each in tensors if each.is_floating_point()), None)
         if not mixture.is_open or mixture.is_done or given is None or given.ndim < 2:
             return
         if part in number:
             mixture.rows.append((number[part], given.detach().double().flatten(0, -2)))
-        elif isinstance(output, Tensor) and output.shape == (*given.shape[:-1], len(number)):
+        elif isinstance(part, nn.Linear) and output.shape == (*given.shape[:-1], len(number)):
             mixture.scores.append((name, given.detach().double().flatten(0, -2), output.detach().flatten(0, -2)))
 
     def opens(_holder: nn.Module, _args: tuple[Any, ...]) -> None:
@@ -104,7 +142,7 @@ def _watched(mixture: _Mixture, root: nn.Module) -> Iterator[Any]:
     yield mixture.holder.register_forward_hook(closes)
     for name, part in mixture.holder.named_modules():
         if part is not mixture.holder and (part in number or part not in inside):
-            yield part.register_forward_hook(partial(note, name))
+            yield part.register_forward_hook(partial(note, name), with_kwargs=True)
 
 
 def _compared(mixture: _Mixture, router: str, tokens: Tensor, scores: Tensor) -> Routed | None:

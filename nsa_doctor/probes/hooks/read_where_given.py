@@ -29,7 +29,7 @@ def _waiting(method: _Method) -> set[int]:
     for node in ast.walk(method):
         if isinstance(node, (ast.If, ast.IfExp)):
             side = _side_given(node.test, arguments)
-            for each in {True: _body(node.body), False: _body(node.orelse)}.get(side, ()):
+            for each in () if side is None else _parts(node.body if side else node.orelse):
                 found |= _below(each)
             if side is False and isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
                 found |= _behind(method, node)
@@ -53,7 +53,7 @@ def _side_given(test: ast.expr, arguments: set[str]) -> bool | None:
     return None
 
 
-def _body(body: ast.expr | list[ast.stmt]) -> list[ast.expr] | list[ast.stmt]:
+def _parts(body: ast.expr | list[ast.stmt]) -> list[ast.expr] | list[ast.stmt]:
     return body if isinstance(body, list) else [body]
 
 

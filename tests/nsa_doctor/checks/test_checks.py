@@ -212,6 +212,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD257": with_experts,
     "FWD258": with_a_time,
     "FWD259": with_a_choice,
+    "FWD260": with_attention,
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,

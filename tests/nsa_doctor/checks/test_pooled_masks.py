@@ -39,9 +39,18 @@ class OfTheFirstPiece(Pooled):
 
 
 class CountsPadding(Pooled):
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        keep = torch.ones(x.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        return (self.layer(x).tanh() * keep[..., None]).mean(1)
+
+
+class OfARegion(Pooled):
+    """Pools what the mask marks, each token beside the mean of all."""
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         keep = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
-        return (self.layer(x).tanh() * keep[..., None]).mean(1)
+        y = self.layer(x + x.mean(1, keepdim=True)).tanh() * keep[..., None]
+        return y.sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
 
 
 def examined(kind: type[nn.Module]) -> Result:
@@ -67,3 +76,7 @@ def test_padding_that_a_pooled_answer_reads_is_found(kind: type[nn.Module], word
 
 def test_padding_that_a_pooled_answer_leaves_out_is_silent() -> None:
     assert examined(Pooled).verdict is Verdict.PASS
+
+
+def test_a_mask_of_what_is_pooled_is_none_of_padding() -> None:
+    assert "offers no way to mask padding" in examined(OfARegion).reason
