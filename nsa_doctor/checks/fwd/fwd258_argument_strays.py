@@ -1,8 +1,8 @@
 """FWD258 argument-strays
 
-Detects: an optional argument of forward, of one number for each row, as a time or a label, by which a row's answer is
-another than it is with its own number alone; and one that changes later calls which leave it out. Arguments that are
-named after masks, states, positions, groups and the like are left to others.
+Detects: an optional argument of forward, of one number for each row and named after a time, a label, a length or the
+like, by which a row's answer is another than it is with its own number alone; and one that changes later calls which
+leave it out. Arguments that are named after masks, states, positions, groups and the like are left to others.
 Matters: a batch of several times is answered for the time of its first row, or a call for what an earlier one was
 given; with one row, and in a fresh process, nothing shows.
 Fix: take each row's own, `t[:, None]` and not `t[0]`; keep what a call is given in variables of that call.

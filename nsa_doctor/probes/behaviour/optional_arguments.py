@@ -21,6 +21,38 @@ _OF_ANOTHER_KIND = frozenset(  # words of what holds for a call, and of what oth
         *("deterministic", "training", "inplace", "generator", "seed", "rng", "layers", "heads", "perm", "sort"),
     }
 )
+_OF_ROWS = frozenset(  # words of what each row of a batch has one of
+    {
+        *(
+            "t",
+            "time",
+            "times",
+            "timestep",
+            "timesteps",
+            "step",
+            "steps",
+            "sigma",
+            "sigmas",
+            "noise",
+            "level",
+            "levels",
+        ),
+        *(
+            "label",
+            "labels",
+            "y",
+            "class",
+            "classes",
+            "cls",
+            "cond",
+            "condition",
+            "conditioning",
+            "guidance",
+            "speaker",
+        ),
+        *("style", "length", "lengths", "lens", "domain", "task", "language", "lang", "user", "age", "temperature"),
+    }
+)
 _WORDS = 8  # a number of tokens
 _ROUNDINGS = 1e5
 _MORE = 2  # rows, at which an argument for each row is tried again: three may be heads or channels too
@@ -42,11 +74,12 @@ def accepted(sp: BuiltModule, x: Tensor) -> Iterator[Given]:
         return
     plain = sp(x)
     for name, parameter in parameters.items():
-        is_number = type(parameter.default) in (int, float)
-        if (parameter.default is None or is_number) and not _OF_ANOTHER_KIND & set(name.lower().split("_")):
-            values = (Given(name, value, isinstance(value, Tensor)) for value in _values(x))
+        is_number, words = type(parameter.default) in (int, float), set(name.lower().split("_"))
+        if (parameter.default is None or is_number) and not _OF_ANOTHER_KIND & words:
+            values = [Given(name, value, is_by_row=True) for value in _values(x) if _OF_ROWS & words]
+            values += [] if is_number else [Given(name, _WORDS, is_by_row=False)]
             found = next((each for each in values if _is_taken(sp, x, each, plain)), None)
-            if found is not None and (_is_by_row(sp, x, found) if found.is_by_row else not is_number):
+            if found is not None and (not found.is_by_row or _is_by_row(sp, x, found)):
                 yield found
 
 
@@ -58,11 +91,11 @@ def _is_by_row(sp: BuiltModule, x: Tensor, given: Given) -> bool:
         return isinstance(attempt(lambda: sp(longer)), Tensor)
 
 
-def _values(x: Tensor) -> Iterator[Any]:
+def _values(x: Tensor) -> Iterator[Tensor]:
+    """A number for each row: fractions, and whole ones."""
     rows = len(x)
     yield (torch.arange(1, rows + 1, device=x.device) / (rows + 1)).to(x if x.is_floating_point() else torch.float32)
     yield 1 + torch.arange(rows, device=x.device) % 3
-    yield _WORDS
 
 
 def _is_taken(sp: BuiltModule, x: Tensor, given: Given, plain: Tensor) -> bool:

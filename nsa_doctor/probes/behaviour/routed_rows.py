@@ -108,6 +108,7 @@ def _mixtures(root: nn.Module) -> Iterator[_Mixture]:
         for part in holder.children():
             experts = list(part) if isinstance(part, nn.ModuleList) else []
             are_alike = len(experts) >= _FEWEST_EXPERTS and len({type(each) for each in experts}) == 1
+            are_alike &= all(isinstance(each, nn.Module) for each in experts)  # a list may hold None
             if are_alike and not _has_biases(holder, len(experts)):
                 yield _Mixture(name, holder, experts)
 

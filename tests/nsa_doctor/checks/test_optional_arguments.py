@@ -81,6 +81,19 @@ class Plain(nn.Module):
         return self.layer(x)
 
 
+class ByLayer(nn.Module):
+    """Two layers, each with a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor, kv_residuals: Tensor | None = None) -> Tensor:
+        for at, layer in enumerate(self.layers):
+            x = layer(x) if kv_residuals is None else layer(x) + kv_residuals[at]
+        return x
+
+
 def examined(make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load("FWD258"), small_subject(make, width=WIDTH))
 
@@ -104,6 +117,10 @@ def test_what_later_calls_remember_is_found(make: Callable[[], nn.Module], name:
 @pytest.mark.parametrize("make", [Timed, Labelled, Windowed])
 def test_an_argument_of_its_own_row_and_call_is_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).verdict is Verdict.PASS
+
+
+def test_a_number_for_each_layer_is_none_for_each_row() -> None:
+    assert "no optional argument" in examined(ByLayer).reason
 
 
 def test_masks_and_states_are_for_others_to_ask_of() -> None:

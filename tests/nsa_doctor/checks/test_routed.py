@@ -127,5 +127,14 @@ def test_experts_that_follow_are_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).findings == ()
 
 
+def test_a_list_of_nothing_is_no_list_of_experts() -> None:
+    class Empty(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.parts = nn.ModuleList([None, None, None])
+
+    assert "no experts were seen" in examined(Empty).reason
+
+
 def test_without_a_router_nothing_is_asked() -> None:
     assert "no experts were seen" in examined(Hashed).reason
