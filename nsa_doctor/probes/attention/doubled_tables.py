@@ -52,11 +52,11 @@ class _Watch(DispatchWatcher):
         return result
 
     def _is_table(self, table: Tensor, tokens: Tensor) -> bool:
-        is_of_rows = tokens.ndim == 3 and len(tokens) > 1 and table.shape[-2:] == tokens.shape[-2:]
-        is_mask = table.shape[-1] == self._length
-        return (
-            is_of_rows and not is_mask and table.numel() == table.shape[-2:].numel() and table.shape[-2] == self._length
-        )
+        if tokens.ndim != 3 or len(tokens) < 2 or table.ndim < 2:
+            return False
+        length, channels = table.shape[-2:]
+        is_of_positions = length == self._length != channels  # a mask has a key for each query
+        return is_of_positions and table.shape[-2:] == tokens.shape[-2:] and table.numel() == length * channels
 
 
 def doubled_table(sp: BuiltModule, length: int) -> DoubledTable | None:

@@ -42,6 +42,13 @@ class Turned(Placed):
         return self.layer(x * cos + turned * sin).tanh()
 
 
+class Shifted(Placed):
+    """Adds a number of no axes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x + torch.tensor(0.5)).tanh()
+
+
 class Segments(Placed):
     """Adds one row to all tokens."""
 
@@ -61,6 +68,6 @@ def test_waves_that_stand_twice_are_found(wave: Wave, how: str) -> None:
     assert finding.where.function == "table"
 
 
-@pytest.mark.parametrize("make", [Placed, lambda: Placed(how="pairs"), Turned, Segments])
+@pytest.mark.parametrize("make", [Placed, lambda: Placed(how="pairs"), Turned, Segments, Shifted])
 def test_other_tables_are_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).verdict is Verdict.PASS
