@@ -90,7 +90,7 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
         return None
     value, (given, seen) = float(loss), calls[0]
     logits = _logits(sp, given) if seen is None else seen
-    if logits is None:
+    if logits is None or logits.shape[-1] <= int(ids.max()):  # of embeddings and the like there are no targets
         return None
     late = _lateness(ids, given)
     if late is None or not math.isfinite(value):
