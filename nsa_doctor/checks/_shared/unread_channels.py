@@ -16,6 +16,7 @@ from nsa_doctor.subject.contract import Subject
 
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _FEW = 8  # channels, one of which counts by itself
+_FEW_IDS = 2  # as those of a beginning and an end
 _LENGTHS, _LONGER, _ROWS = (67, 131, 260), 1100, 2
 _FAR = 30.0
 
@@ -52,11 +53,7 @@ def unread_channels(subject: Subject) -> list[Unread]:
         left = {path: dead for path, dead in left.items() if _is_a_part(dead)}
         if not left:
             return []
-    left = {
-        path: dead
-        for path, dead in left.items()
-        if not (_is_cut_off(subject, path, dead) or _changes(subject, path, dead))
-    }
+    left = {path: dead for path, dead in left.items() if not (_are_of_no_use(subject, path, dead) or _changes(subject, path, dead))}
     return list(_placed(subject, left)) if left else []
 
 
@@ -100,10 +97,10 @@ def _without_gradient(layer: _Layer) -> Tensor:
     return dead.cpu()
 
 
-def _is_cut_off(subject: Subject, path: str, dead: Tensor) -> bool:
-    """Whether they are the last or the first of what is computed last: logits with which a vocabulary is rounded up.
+def _are_of_no_use(subject: Subject, path: str, dead: Tensor) -> bool:
+    """Whether they are logits that round a vocabulary up, or a few ids that stand for nothing: of the last layer called.
 
-    Or ids that stand for no text: whether they are cut off, or overwritten, is all the same.
+    They may be cut off, or overwritten.
     """
     sp, order = built(subject), list[str]()
     handles = [
@@ -112,13 +109,13 @@ def _is_cut_off(subject: Subject, path: str, dead: Tensor) -> bool:
     ]
     try:
         with torch.no_grad():
-            sp(sp.input(2))
+            sp(sp.input(min(_LENGTHS[0], subject.max_length)))
     finally:
         for handle in handles:
             handle.remove()
     alive = (~dead).nonzero().flatten()
     is_one_piece = int(alive[-1] - alive[0]) + 1 == len(alive)
-    return bool(order) and order[-1] == path and is_one_piece
+    return order[-1:] == [path] and (is_one_piece or int(dead.sum()) <= _FEW_IDS)
 
 
 def _changes(subject: Subject, path: str, dead: Tensor) -> bool:
@@ -126,7 +123,8 @@ def _changes(subject: Subject, path: str, dead: Tensor) -> bool:
     for mode in subject.modes:
         if mode == "no_grad":
             continue
-        for length in dict.fromkeys(min(each, subject.max_length) for each in (*_LENGTHS, _LONGER)):
+        for length in dict.fromkeys(min(each, subject.max_length) for each in (*_FEW_IDS = 2  # as those of a beginning and an end
+_LENGTHS, _LONGER)):
             if subject.is_slow and length > _LENGTHS[0]:
                 break
             sp = built(subject, mode=mode)

@@ -3,7 +3,7 @@
 Detects: some output channels of a linear layer or a convolution that get no gradient and change no output at several
 lengths and with several weights, while the other channels of the layer do: a part of a fused projection that is taken
 out and not read, or that another is read for. Where most are not read, or those of its like in another layer are, it is
-a note; at the ends of what is computed last they round a vocabulary up, and are left alone.
+a note; logits that round a vocabulary up are left alone, and a few that stand for nothing.
 Matters: what was meant to be read, a gate or a half of the channels, has another value, and a part of the parameters
 never learns.
 Fix: read the part; where none is meant to be, make the layer as much narrower.

@@ -61,6 +61,13 @@ class Vocabulary(nn.Module):
         return logits[..., :5]
 
 
+class Tagged(Vocabulary):
+    """One tag in the middle is never asked for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[..., [0, 1, 2, 4]]
+
+
 class Shut(nn.Module):
     """Channels that a threshold shuts for most inputs."""
 
@@ -168,8 +175,8 @@ def test_channels_that_nothing_reads_are_found(make: Callable[[], nn.Module], sa
 
 @pytest.mark.parametrize(
     "make",
-    [Modulated, lambda: EvenTwice(1), Vocabulary, lambda: Vocabulary(hides=True), Shut, Chosen],
-    ids=["all gates", "both of a pair", "cut off", "overwritten", "shut", "chosen"],
+    [Modulated, lambda: EvenTwice(1), Vocabulary, lambda: Vocabulary(hides=True), Tagged, Shut, Chosen],
+    ids=["all gates", "both of a pair", "cut off", "overwritten", "in the middle", "shut", "chosen"],
 )
 def test_what_is_read_is_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).verdict is Verdict.PASS
