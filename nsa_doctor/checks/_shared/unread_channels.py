@@ -53,7 +53,8 @@ def unread_channels(subject: Subject) -> list[Unread]:
         left = {path: dead for path, dead in left.items() if _is_a_part(dead)}
         if not left:
             return []
-    left = {path: dead for path, dead in left.items() if not (_are_of_no_use(subject, path, dead) or _changes(subject, path, dead))}
+    left = {path: dead for path, dead in left.items() if not _are_of_no_use(subject, path, dead)}
+    left = {path: dead for path, dead in left.items() if not _changes(subject, path, dead)}
     return list(_placed(subject, left)) if left else []
 
 
@@ -98,7 +99,7 @@ def _without_gradient(layer: _Layer) -> Tensor:
 
 
 def _are_of_no_use(subject: Subject, path: str, dead: Tensor) -> bool:
-    """Whether they are logits that round a vocabulary up, or a few ids that stand for nothing: of the last layer called.
+    """Whether they are logits, of the layer that is called last, that round a vocabulary up, or a few for nothing.
 
     They may be cut off, or overwritten.
     """
@@ -123,8 +124,7 @@ def _changes(subject: Subject, path: str, dead: Tensor) -> bool:
     for mode in subject.modes:
         if mode == "no_grad":
             continue
-        for length in dict.fromkeys(min(each, subject.max_length) for each in (*_FEW_IDS = 2  # as those of a beginning and an end
-_LENGTHS, _LONGER)):
+        for length in dict.fromkeys(min(each, subject.max_length) for each in (*_LENGTHS, _LONGER)):
             if subject.is_slow and length > _LENGTHS[0]:
                 break
             sp = built(subject, mode=mode)
