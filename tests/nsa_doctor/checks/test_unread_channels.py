@@ -65,7 +65,7 @@ class Tagged(Vocabulary):
     """One tag in the middle is never asked for."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[..., [0, 1, 2, 4]]
+        return self.head(self.layer(x).tanh())[..., [0, 1, 2, 4, 5, 6, 7]]
 
 
 class Shut(nn.Module):
