@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.roles import unlike_beside
 from nsa_doctor.checks._shared.unlearned import comparable_pass, watched_pass
 from nsa_doctor.checks._shared.without_effect import NUM_SHUFFLED, shuffled
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import parameter_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
@@ -130,11 +132,12 @@ def _changes(subject: Subject, path: str, dead: Tensor) -> bool:
             sp = built(subject, mode=mode)
             weight = _weight(sp, path)
             x, rows = sp.input(length, _ROWS), dead.to(weight.device)
-            with torch.no_grad():
+            with torch.no_grad(), unobserved():
                 plain, held = sp(x), weight.detach().clone()
                 for sign in (1, -1):
                     weight[rows] = sign * _FAR * held[rows]
-                    if not torch.equal(sp(x), plain):
+                    changed = attempt(lambda sp=sp, x=x: sp(x))
+                    if isinstance(changed, Caught) or not torch.equal(changed, plain):
                         return True
                     weight.copy_(held)
     return False

@@ -15,14 +15,16 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.idle_choice import Choice, are_equal, choices
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
@@ -38,7 +40,9 @@ def run(subject: Subject) -> Iterator[Finding]:
         found, plain = choices(sp, x)
         tried = dict(list({**tried, **{line: found[line] for line in found if line not in tried}}.items())[:_MOST])
         for line in found.keys() & tried.keys() - moving:
-            if not are_equal(plain, choices(comparable_module(subject), x, line)[1]):
+            with unobserved():  # what comes of the least is none of its faults
+                other = attempt(partial(choices, comparable_module(subject), x, line))
+            if isinstance(other, Caught) or not are_equal(plain, other[1]):
                 moving.add(line)
     if not tried:
         raise NotApplicableError("it chooses no largest few of several")

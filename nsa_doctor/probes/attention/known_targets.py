@@ -81,9 +81,10 @@ def _entropies(sp: BuiltModule, ids: Tensor) -> list[_Entropy]:
     with preserved_state(), torch.enable_grad(), uncompiled():
         with watch:
             value = ask("the loss", lambda: loss(sp.module, ids.clone()), sp.module)
-        given = [each.logits for each in watch.found]
-        wanted = [each for each in given if each.requires_grad]
-        gradients = dict(zip(map(id, wanted), torch.autograd.grad(value, wanted, allow_unused=True), strict=True))
+        wanted = [each.logits for each in watch.found if each.logits.requires_grad]
+        has_gradient = bool(wanted) and isinstance(value, Tensor) and value.requires_grad
+        found = torch.autograd.grad(value.sum(), wanted, allow_unused=True) if has_gradient else ()
+        gradients = dict(zip(map(id, wanted), found, strict=False))
     return [
         _Entropy(each.logits.detach().double(), each.targets, each.place, gradients.get(id(each.logits)))
         for each in watch.found

@@ -23,34 +23,9 @@ _OF_ANOTHER_KIND = frozenset(  # words of what holds for a call, and of what oth
 )
 _OF_ROWS = frozenset(  # words of what each row of a batch has one of
     {
-        *(
-            "t",
-            "time",
-            "times",
-            "timestep",
-            "timesteps",
-            "step",
-            "steps",
-            "sigma",
-            "sigmas",
-            "noise",
-            "level",
-            "levels",
-        ),
-        *(
-            "label",
-            "labels",
-            "y",
-            "class",
-            "classes",
-            "cls",
-            "cond",
-            "condition",
-            "conditioning",
-            "guidance",
-            "speaker",
-        ),
-        *("style", "length", "lengths", "lens", "domain", "task", "language", "lang", "user", "age", "temperature"),
+        *("t", "time", "times", "timestep", "timesteps", "step", "steps", "sigma", "sigmas", "noise", "level"),
+        *("label", "labels", "y", "class", "classes", "cls", "cond", "condition", "conditioning", "guidance"),
+        *("style", "speaker", "length", "lengths", "lens", "domain", "task", "language", "lang", "temperature"),
     }
 )
 _WORDS = 8  # a number of tokens

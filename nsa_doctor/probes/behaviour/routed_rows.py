@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _FEWEST_EXPERTS, _FEWEST_TOKENS = 3, 64
@@ -88,17 +90,16 @@ def _leads(sp: BuiltModule, x: Tensor, mixture: _Mixture, router: str) -> bool:
     """Whether experts are given other tokens where the router's weights have another sign."""
     weight = mixture.holder.get_submodule(router).weight
     assert isinstance(weight, Tensor)
-    try:
-        with torch.no_grad():
-            weight.neg_()
-        again = next(each for each in _seen(sp, x) if each.holder is mixture.holder)
-    finally:
-        with torch.no_grad():
-            weight.neg_()
-    one, other = ([(number, rows) for number, rows in each.rows] for each in (mixture, again))
-    is_same = len(one) == len(other) and all(
-        number == again_number and rows.shape == again_rows.shape and torch.equal(rows, again_rows)
-        for (number, rows), (again_number, again_rows) in zip(one, other, strict=True)
+    with torch.no_grad(), unobserved():  # what it raises for weights that it never has is none of its faults
+        weight.neg_()
+        seen = attempt(lambda: _seen(sp, x))
+        weight.neg_()
+    if isinstance(seen, Caught):
+        return False
+    again = next(each for each in seen if each.holder is mixture.holder and each.experts == mixture.experts)
+    is_same = len(mixture.rows) == len(again.rows) and all(
+        number == other and torch.equal(rows, other_rows)
+        for (number, rows), (other, other_rows) in zip(mixture.rows, again.rows, strict=True)
     )
     return not is_same
 
