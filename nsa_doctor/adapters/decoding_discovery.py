@@ -29,7 +29,7 @@ _STEPS = ("step", "decode_step", "decode", "forward_step", "decode_one", "extend
 _ONE = ("token", "tok", "token_id", "x_t", "xt", "last_token", "next_token")
 _CACHES = (
     *("past_key_values", "past_key_value", "kv_cache", "cache", "state", "past_kv", "past", "layer_past", "caches"),
-    *("cache_params", "kv_caches", "states", "kv", "memory", "hx"),
+    *("cache_params", "kv_caches", "states", "kv", "memory", "hx", "mems", "memories"),
 )
 _CERTAIN = (
     *("past_key_values", "past_key_value", "kv_cache", "kv_caches", "cache", "caches", "past_kv", "past", "layer_past"),

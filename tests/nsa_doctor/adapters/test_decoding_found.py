@@ -60,6 +60,13 @@ class ByForward(Means):
         return y, (total, start + x.shape[1])
 
 
+class ByMemories(ByForward):
+    """Under the name that recurrence over segments gives its state."""
+
+    def forward(self, x: Tensor, mems: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
+        return super().forward(x, mems)
+
+
 class WantsPosition(Means):
     def forward(self, x: Tensor, cache: Tensor | None = None, start: int = 0) -> tuple[Tensor, Tensor]:
         return self.run(x, x.new_zeros(()) if cache is None else cache, start)
@@ -168,9 +175,10 @@ def found(make: Callable[[], nn.Module]) -> Subject:
     [
         (ByMethods, "prefill(x) and step(x, cache)"),
         (ByForward, "forward(x, state=...)"),
+        (ByMemories, "forward(x, mems=...)"),
         (nn.GRU, "forward(x, hx=...)"),
     ],
-    ids=["methods", "forward", "recurrent"],
+    ids=["methods", "forward", "memories", "recurrent"],
 )
 def test_a_way_to_decode_is_found(make: type[nn.Module], words: str) -> None:
     subject = found(lambda: make(DIM, DIM, batch_first=True) if make is nn.GRU else make())
