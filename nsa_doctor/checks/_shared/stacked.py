@@ -1,17 +1,16 @@
 """Weights that are stacked in one parameter, of which one is computed with for nothing."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.unlearned import comparable_pass, lengths_for, trainable, watched_pass
-from nsa_doctor.checks._shared.without_effect import NUM_SHUFFLED, shuffled
+from nsa_doctor.checks._shared.without_effect import in_other_orders
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import parameter_place
 from nsa_doctor.probes.internal import DispatchWatcher, memory_of
-from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.tensors.operations import tensors_in
 from nsa_doctor.subject.contract import Subject
 
@@ -23,7 +22,7 @@ def dead_in_stacks(subject: Subject) -> list[tuple[list[str], Place]]:
     """(names with the places in the stack, where they are read) of what is computed with and has no effect, by line."""
     module = built(subject, mode="train").module
     left = {name: torch.ones(len(p), dtype=torch.bool) for name, p in trainable(module) if _is_stack(p)}
-    for sp, length in _passes(subject):
+    for sp, length in in_other_orders(subject, _LENGTHS):
         if not left:
             return []
         comparable_pass(sp, sp.input(length, _ROWS, seed=subject.seed + length))
@@ -54,15 +53,6 @@ def _is_untouched(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         return torch.ones(len(parameter), dtype=torch.bool)
     return ~(parameter.grad.to_dense() != 0).flatten(1).any(1).cpu()
-
-
-def _passes(subject: Subject) -> Iterator[tuple[BuiltModule, int]]:
-    """Weights as they are built and in other orders, so that what is chosen by scores is chosen otherwise."""
-    lengths = dict.fromkeys(min(length, subject.max_length) for length in _LENGTHS)
-    for length in list(lengths)[: 1 if subject.is_slow else None]:
-        yield built(subject, mode="train"), length
-        for index in range(NUM_SHUFFLED):
-            yield shuffled(built(subject, mode="train"), index), length
 
 
 class _Uses(DispatchWatcher):
@@ -97,7 +87,7 @@ def _index_of(stack: Tensor, view: Tensor) -> int | None:
 def _used(subject: Subject, few: dict[str, Tensor]) -> dict[str, Tensor]:
     """Which of each of these stacks are computed with in some pass."""
     used = {name: torch.zeros_like(dead) for name, dead in few.items()}
-    for sp, length in _passes(subject) if few else ():
+    for sp, length in in_other_orders(subject, _LENGTHS) if few else ():
         watcher = _Uses({name: p for name, p in trainable(sp.module) if name in few and p.is_contiguous()})
         with torch.no_grad(), watcher:
             sp(sp.input(length, _ROWS))
@@ -109,7 +99,7 @@ def _used(subject: Subject, few: dict[str, Tensor]) -> dict[str, Tensor]:
 def _changing(subject: Subject, few: dict[str, Tensor]) -> set[str]:
     """Those of which other values in the same places change the output."""
     changing: set[str] = set()
-    for sp, length in _passes(subject) if few else ():
+    for sp, length in in_other_orders(subject, _LENGTHS) if few else ():
         x, named = sp.input(length, _ROWS), dict(sp.module.named_parameters())
         with torch.no_grad():
             plain = sp(x)

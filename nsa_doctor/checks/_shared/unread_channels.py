@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.roles import unlike_beside
 from nsa_doctor.checks._shared.unlearned import comparable_pass, watched_pass
-from nsa_doctor.checks._shared.without_effect import NUM_SHUFFLED, shuffled
+from nsa_doctor.checks._shared.without_effect import in_other_orders
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import unobserved
@@ -48,7 +48,7 @@ class Unread:
 def unread_channels(subject: Subject) -> list[Unread]:
     """Of every layer some of whose channels are read: those with no gradient and no effect, whatever the weights."""
     left = {path: torch.ones(len(layer.weight), dtype=torch.bool) for path, layer in _layers(built(subject).module)}
-    for sp, length in _passes(subject):
+    for sp, length in in_other_orders(subject, _LENGTHS):
         comparable_pass(sp, sp.input(length, _ROWS, seed=subject.seed + length))
         layers = dict(_layers(sp.module))
         left = {path: dead & _without_gradient(layers[path]) for path, dead in left.items() if path in layers}
@@ -79,15 +79,6 @@ def _layers(root: nn.Module) -> Iterator[tuple[str, _Layer]]:
 
 def _weight(sp: BuiltModule, path: str) -> nn.Parameter:
     return dict(sp.module.named_parameters())[f"{path}.weight".removeprefix(".")]
-
-
-def _passes(subject: Subject) -> Iterator[tuple[BuiltModule, int]]:
-    """Weights as they are built and in other orders, so that what a threshold shuts once is open another time."""
-    lengths = dict.fromkeys(min(length, subject.max_length) for length in _LENGTHS)
-    for length in list(lengths)[: 1 if subject.is_slow else None]:
-        yield built(subject, mode="train"), length
-        for index in range(NUM_SHUFFLED):
-            yield shuffled(built(subject, mode="train"), index), length
 
 
 def _without_gradient(layer: _Layer) -> Tensor:

@@ -202,6 +202,15 @@ def shuffled(sp: BuiltModule, index: int) -> BuiltModule:
     return sp
 
 
+def in_other_orders(subject: Subject, lengths: Sequence[int]) -> Iterator[tuple[BuiltModule, int]]:
+    """At each length, weights as they are built and in other orders: what is shut once is open another time."""
+    served = dict.fromkeys(min(length, subject.max_length) for length in lengths)
+    for length in list(served)[: 1 if subject.is_slow else None]:
+        yield built(subject, mode="train"), length
+        for index in range(NUM_SHUFFLED):
+            yield shuffled(built(subject, mode="train"), index), length
+
+
 def _matters(subject: Subject, name: str) -> bool:
     """Whether other values of it change the output, with its module as it starts, shuffled and in general position."""
     for index in range(NUM_SHUFFLED):

@@ -24,10 +24,9 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.weight_origin import origin_of
-from nsa_doctor.probes.numerics.divergence import recording_of
+from nsa_doctor.probes.numerics.divergence import answer_place
 from nsa_doctor.probes.numerics.named_norms import NormFault, faulty_norms
 from nsa_doctor.subject.contract import Subject
 
@@ -53,11 +52,7 @@ def _place(sp: BuiltModule, fault: NormFault) -> Place:
     drawn = origin_of(sp.subject, fault.parameter) if fault.parameter else None
     if drawn is not None and drawn.place is not None:
         return drawn.place
-    recording = recording_of(sp, lambda: fault.module(fault.x, *fault.gates))
-    made = recording.output_maker
-    place = recording.operations[made].place if made >= 0 else Place()
-    place = place if place.file else definition_place(fault.module)
-    return replace(place, module=fault.name, module_class=type(fault.module).__name__)
+    return answer_place(sp, fault.name, lambda: fault.module(fault.x, *fault.gates))
 
 
 def planted(subject: Subject) -> Subject:

@@ -16,6 +16,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,11 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.dropped_mean import DroppedMean, dropped_means
-from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.behaviour.dropped_mean import dropped_means
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import seed_everything
-from nsa_doctor.probes.numerics.divergence import recording_of
+from nsa_doctor.probes.numerics.divergence import answer_place
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 16
@@ -44,25 +43,16 @@ def run(subject: Subject) -> Iterator[Finding]:
         kind = type(found.module)
         if kind not in reported:
             reported.add(kind)
+            seed_everything(found.seed)
             yield Finding(
                 message=(
                     f"{kind.__name__} sets {found.share:.2g} of its input to zero in training mode and leaves "
                     f"{found.mean:.3g} of it in the mean, where evaluation leaves {found.due:.3g}"
                 ),
-                where=_place(sp, found),
+                where=answer_place(sp, found.name, partial(found.module, found.x)),
                 evidence={"training": found.mean, "evaluation": found.due, "dropped": found.share},
                 repro=command_for(subject, "FWD255"),
             )
-
-
-def _place(sp: BuiltModule, found: DroppedMean) -> Place:
-    """The line that makes its answer where some of it is dropped."""
-    seed_everything(found.seed)
-    recording = recording_of(sp, lambda: found.module(found.x))
-    made = recording.output_maker
-    place = recording.operations[made].place if made >= 0 else Place()
-    place = place if place.file else definition_place(found.module)
-    return replace(place, module=found.name, module_class=type(found.module).__name__)
 
 
 def planted(subject: Subject) -> Subject:

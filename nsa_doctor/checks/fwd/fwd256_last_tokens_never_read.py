@@ -31,7 +31,7 @@ from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
-_LENGTHS = (31, 127, 255, 511)  # one less than whole blocks of every usual size, or as good as two of any other
+_LENGTHS = (31, 127, 255, 511)  # one less than whole blocks of every usual size
 _SHARE, _FEWEST, _SEEDS = 8, 8, 2  # one token in so many, and so many at least: patches of a few leave some over
 _LEAVING = re.compile("pool|conv|unfold|im2col|stft")
 

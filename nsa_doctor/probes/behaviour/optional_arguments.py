@@ -28,7 +28,7 @@ _OF_ROWS = frozenset(  # words of what each row of a batch has one of
         *("style", "speaker", "length", "lengths", "lens", "domain", "task", "language", "lang", "temperature"),
     }
 )
-_WORDS = 8  # a number of tokens
+_TOKENS = 8  # a number of tokens
 _ROUNDINGS = 1e5
 _MORE = 2  # rows, at which an argument for each row is tried again: three may be heads or channels too
 
@@ -52,7 +52,7 @@ def accepted(sp: BuiltModule, x: Tensor) -> Iterator[Given]:
         is_number, words = type(parameter.default) in (int, float), set(name.lower().split("_"))
         if (parameter.default is None or is_number) and not _OF_ANOTHER_KIND & words:
             values = [Given(name, value, is_by_row=True) for value in _values(x) if _OF_ROWS & words]
-            values += [] if is_number else [Given(name, _WORDS, is_by_row=False)]
+            values += [] if is_number else [Given(name, _TOKENS, is_by_row=False)]
             found = next((each for each in values if _is_taken(sp, x, each, plain)), None)
             if found is not None and (not found.is_by_row or _is_by_row(sp, x, found)):
                 yield found

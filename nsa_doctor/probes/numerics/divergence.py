@@ -84,6 +84,14 @@ def recording_of(built: BuiltModule, run: Callable[[], Tensor]) -> Recording:
     return record(run, places)
 
 
+def answer_place(built: BuiltModule, name: str, run: Callable[[], Tensor]) -> Place:
+    """The line that makes what a part of that name answers when it is run by itself; else where its forward is."""
+    recording, part = recording_of(built, run), built.module.get_submodule(name)
+    made = recording.output_maker
+    place = recording.operations[made].place if made >= 0 else Place()
+    return replace(place if place.file else definition_place(part), module=name, module_class=type(part).__name__)
+
+
 def divergence_of(
     built: BuiltModule,
     expected: Recording,
