@@ -16,6 +16,7 @@ from nsa_doctor.subject.contract import Subject
 
 _LABELS = ("labels", "targets", "target")
 _LENGTH, _ROWS = 9, 2
+_NEAR = 1e-3
 
 
 def with_loss(subject: Subject, module: nn.Module) -> Subject:
@@ -39,6 +40,8 @@ def with_loss(subject: Subject, module: nn.Module) -> Subject:
             return _loss_of(subject, called(module, given, way, {name: ids[:, 1:].contiguous()}), given)
 
         taken = attempt(lambda name=name, way=way: _takes_them_as_they_stand(subject, name, way))
+        if isinstance(taken, Caught):
+            taken = attempt(lambda name=name, way=way: _reads_the_last_token(subject, name, way))
         if not isinstance(taken, Caught):
             shift = " shifted by one" if taken else ""
             note = f"its own loss is taken by forward(ids, {name}=ids{shift}), which was found by its names"
@@ -69,3 +72,24 @@ def _takes_them_as_they_stand(subject: Subject, name: str, way: str | None) -> b
         logits = checked_answer(subject, answer, ids)[0]
         (gradient,) = torch.autograd.grad(_loss_of(subject, answer, ids), logits)
     return bool((gradient.argmin(-1) == ids).all())
+
+
+def _reads_the_last_token(subject: Subject, name: str, way: str | None) -> bool:
+    """Whether what the last label does to the loss depends on the last token, which one shifted inside leaves out.
+
+    For a loss that is computed from something else than the logits that are returned. Raises what a call with labels
+    raises, and ValueError where the label does nothing.
+    """
+    sp = built(subject)
+    ids = 1 + sp.input(_LENGTH, _ROWS) % (subject.width - 2)
+    other = ids.clone()
+    other[:, -1] = 1 + ids[:, -1] % (subject.width - 2)
+
+    def loss(given: Tensor, labels: Tensor) -> float:
+        return float(_loss_of(subject, called(sp.module, given, way, {name: labels}), given))
+
+    with torch.no_grad():
+        before, after = (loss(given, other) - loss(given, ids) for given in (ids, other))
+    if not before or not after:
+        raise ValueError("another label leaves the loss as it is")
+    return abs(before - after) > _NEAR * max(abs(before), abs(after))

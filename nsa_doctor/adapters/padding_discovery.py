@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.answer_shapes import of_tokens, with_answers_for_tokens
 from nsa_doctor.adapters.input_discovery import called, parameter_names
+from nsa_doctor.adapters.length_padding import OF_LENGTHS, by_lengths
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts
@@ -48,6 +49,9 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
     way = parameter_names(module, subject.input)[0]
     names = [name for name, each in parameters.items() if each.default is None and _NAMES.search(name)]
     found = _found(with_answers_for_tokens(subject, module), way, names) if names else None
+    if found is None:
+        counts = [name for name, each in parameters.items() if each.default is None and OF_LENGTHS.fullmatch(name)]
+        found = by_lengths(with_answers_for_tokens(subject, module), way, counts) if counts else None
     return subject if found is None else replace(subject, padded=found[0], notes=(*subject.notes, found[1]))
 
 

@@ -2,7 +2,7 @@
 
 Detects: an output in `eval()` that depends on what was done with the module before: calls of another length, batch,
 dtype or mode or under autocast, training, `train()` and `eval()`, `state_dict()`, copies, how many calls there were; or
-on a rare draw.
+on a rare draw. And a loss that is another one when it is taken again.
 Matters: a model is evaluated and served in another order of calls than it was trained in, and gives other answers.
 Fix: look at the line named for an attribute, a cache or a count that outlives the call; what a call has to know comes
 with its arguments, and what training learns lies in parameters and buffers.
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.after_autocast import after_autocast
 from nsa_doctor.checks._shared.earlier import Replays
+from nsa_doctor.checks._shared.evaluated_loss import loss_taken_again
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding, Note
@@ -55,7 +56,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if seen is not None:
         yield replays.finding("FWD210", seen, replays.cause(seen, judge))
         return
-    if subject.profile != "smoke" and (found := after_autocast(subject)) is not None:
+    if subject.profile != "smoke" and (found := after_autocast(subject) or loss_taken_again(subject, "FWD210")):
         yield found
     elif generators:
         x = _input(sp)

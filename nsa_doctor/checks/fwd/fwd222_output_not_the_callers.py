@@ -18,11 +18,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.step_output import output_written_by_a_step
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.decoding import decoding_module
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.internal import memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
@@ -37,7 +39,7 @@ _MODES: tuple[Mode, ...] = ("no_grad", "eval", "train")
 def run(subject: Subject) -> Iterator[Finding]:
     modes = [mode for mode in _MODES if mode in subject.modes]
     found = (_overwritten(subject, mode) for mode in modes)
-    first = next((finding for finding in found if finding), None) or _kept(subject)
+    first = next((finding for finding in found if finding), None) or _overwritten_by_a_step(subject) or _kept(subject)
     yield from [first] if first else []
 
 
@@ -54,6 +56,16 @@ def _overwritten(subject: Subject, mode: Mode) -> Finding | None:
                 message = f"the output of a call is overwritten{by} in a later call at S={other.shape[1]} ({mode})"
                 return _finding(sp, message, written.place)
     return None
+
+
+def _overwritten_by_a_step(subject: Subject) -> Finding | None:
+    """By the next step of decoding."""
+    written = output_written_by_a_step(subject, _ROWS)
+    if written is None:
+        return None
+    by = f" by {written.operation}" if written.operation else ""
+    message = f"the output of a step is overwritten{by} in the next step (no_grad)"
+    return _finding(decoding_module(subject), message, written.place)
 
 
 def _kept(subject: Subject) -> Finding | None:

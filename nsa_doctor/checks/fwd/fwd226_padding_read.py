@@ -26,7 +26,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.padded_rows import PaddedRow
+from nsa_doctor.probes.attention.padded_rows import PaddedRow, masks_by_place
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
@@ -52,7 +52,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         )
         return
     sizes = [(length, _PADDING), *([] if subject.is_slow or subject.max_length < _LONGER[0] else [_LONGER])]
-    for (length, padding), is_left in product(sizes, (True, False)):
+    sides = (True, False) if masks_by_place(subject) else (False,)
+    for (length, padding), is_left in product(sizes, sides):
         row = PaddedRow(sp, length, padding, is_left)
         side = "left" if is_left else "right"
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here

@@ -29,7 +29,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.padded_rows import PaddedRow
+from nsa_doctor.probes.attention.padded_rows import PaddedRow, masks_by_place
 from nsa_doctor.probes.attention.padding_ids import compared_ids, deaf_rows, is_hidden, without_id
 from nsa_doctor.probes.behaviour.blind_output import line_of_loss
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
@@ -43,7 +43,7 @@ _SECOND = slice(1, 2)  # of two rows, which is padded
 
 def run(subject: Subject) -> Iterator[Finding]:
     length = min(_LENGTH, subject.max_length)
-    if subject.input != "tokens" or subject.offers("padded") or length <= 2 * _PADDING:
+    if subject.input != "tokens" or masks_by_place(subject) or length <= 2 * _PADDING:
         raise NotApplicableError("it takes no ids, or a mask of padding beside them")
     sp = comparable_module(subject)
     for number, place in compared_ids(sp, sp.input(length)).items():

@@ -15,6 +15,7 @@ from nsa_doctor.probes.model.heads import heads
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
 _LENGTHS = (18, 1, 33)  # of packed sequences
+_HIDDEN = 2  # tokens of padding
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def handed(sp: BuiltModule, length: int) -> Iterator[Handed]:
     """
     subject, module = sp.subject, sp.module
     yield Handed("forward", {"the input": sp.input(length)}, sp.call)
+    yield from _handed_more(sp, length)
     packed, select, attend = subject.packed, subject.select, subject.attend
     if packed is not None:
         cu_seqlens = torch.tensor([0, *accumulate(_LENGTHS)], dtype=torch.int32, device=subject.device)
@@ -56,6 +58,21 @@ def handed(sp: BuiltModule, length: int) -> Iterator[Handed]:
         q, k, v = heads(subject.seed, num_tokens)
         given = {"q": q, "k": k, "v": v, "slots": _slots(rules, importance)}
         yield Handed("attend", given, lambda *own: ask("attend", lambda: attend(*own), module))
+
+
+def _handed_more(sp: BuiltModule, length: int) -> Iterator[Handed]:
+    """Calls with a mask of padding, with tokens to decode, and with ids as labels."""
+    subject, module, x = sp.subject, sp.module, sp.input(length)
+    padded, prefill, loss = subject.padded, subject.prefill, subject.loss
+    if padded is not None and length > _HIDDEN:
+        keep = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+        keep[:, -_HIDDEN:] = 0
+        given = {"the input": x, "the mask": keep}
+        yield Handed("padded", given, lambda x, keep: ask("padded", lambda: padded(module, x, keep), module))
+    if prefill is not None:
+        yield Handed("prefill", {"the input": x}, lambda x: ask("prefill", lambda: prefill(module, x), module))
+    if loss is not None:
+        yield Handed("loss", {"the ids": x}, lambda x: ask("loss", lambda: loss(module, x), module))
 
 
 def _rules(sp: BuiltModule) -> Rules | None:

@@ -1,10 +1,11 @@
 """Rows of which a mask marks some tokens as padding: what comes of their own tokens, and where it goes wrong."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
@@ -18,9 +19,26 @@ from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline, with_other_future
 from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
 from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
+from nsa_doctor.subject.contract import Subject
 
 _ROWS = 2
 _SECOND = slice(1, 2)  # which is padded
+
+
+@dataclass(frozen=True)
+class ByLengths:
+    """Padding that is masked by how many tokens a row has, which stand first: none stands in front of them."""
+
+    call: Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+    def __call__(self, module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
+        """The output for x [B, S, ...] of which `keep` [B, S] says which tokens are no padding."""
+        return self.call(module, x, keep)
+
+
+def masks_by_place(subject: Subject) -> bool:
+    """Whether it takes a mask that says of each token whether it is padding."""
+    return subject.padded is not None and not isinstance(inspect.unwrap(subject.padded), ByLengths)
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,13 @@ def without_id(ids: Tensor, number: int, width: int) -> Tensor:
 
 def _is_hidden(sp: BuiltModule, x: Tensor, num_padding: int) -> bool:
     """Whether no token before the last attends to one of them, somewhere: their weights are zero, or a mask says so."""
-    with _taken_apart():
+    with taken_apart():
         recording = recording_of(sp, lambda: sp(x))
     return any(_hides(each, x.shape[1], num_padding) for each in recording.operations)
 
 
 @contextmanager
-def _taken_apart() -> Iterator[None]:
+def taken_apart() -> Iterator[None]:
     """Layers of torch's own are not run by one operation meanwhile."""
     was_on = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -95,13 +95,17 @@ def _taken_apart() -> Iterator[None]:
 
 def _hides(operation: Operation, length: int, num_padding: int) -> bool:
     """Whether weights that an operation gives, or a mask that it is given, leave out the last keys, and no others."""
+    return any(_leaves_out(each, length, num_padding) for each in shown_by(operation))
+
+
+def shown_by(operation: Operation) -> list[Tensor]:
+    """Which keys an operation shows each query [..., Q, K]: by weights that it gives, or by a mask that it is given."""
     if "softmax" in operation.name:
-        return any(_leaves_out(each != 0, length, num_padding) for each in operation.results)
+        return [each != 0 for each in operation.results]
     if "attention" not in operation.name:
-        return False
+        return []
     masks = [each for _, each in operation.read[3:]]  # behind q, k and v
-    shown = (each if each.dtype == torch.bool else each > _FAR_BELOW for each in masks)
-    return any(_leaves_out(each, length, num_padding) for each in shown)
+    return [each if each.dtype == torch.bool else each > _FAR_BELOW for each in masks]
 
 
 def _leaves_out(shown: Tensor, length: int, num_padding: int) -> bool:

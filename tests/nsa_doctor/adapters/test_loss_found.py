@@ -125,3 +125,39 @@ def test_a_forward_that_gives_the_loss_alone_is_asked_for_its_logits(loss: Loss,
     for finding in result.findings:
         assert finding.message.startswith("targets are the tokens just read")
         assert finding.where.function == "as_they_stand"
+
+
+class OfItsOwn(Model):
+    """Its loss is taken of logits that are computed again, in `eval()` too of a running scale where it `counts`."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(loss)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        hidden = self.embed(ids).cumsum(1)
+        return self.head(hidden), None if targets is None else self.of(self.head(hidden), targets)
+
+
+class CountsInEval(OfItsOwn):
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        logits, loss = super().forward(ids, targets)
+        if loss is not None:
+            self.seen += targets.numel()
+            loss = loss * (1 + 1 / self.seen)
+        return logits, loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [(next_tokens, "forward(ids, targets=ids)"), (as_they_stand, "forward(ids, targets=ids shifted by one)")],
+)
+def test_a_loss_of_other_logits_than_it_returns_is_found_to_shift_or_not(loss: Loss, words: str) -> None:
+    assert any(words in note for note in found(OfItsOwn, loss).notes)
+
+
+def test_a_loss_that_evaluation_changes_is_found_at_the_line_that_counts() -> None:
+    (finding,) = run_check(registry.load("FWD210"), found(CountsInEval, next_tokens)).findings
+    assert "when it is taken again: each call writes into the buffer seen" in finding.message
+    assert "self.seen +=" in finding.where.line_text or finding.where.function == "forward"
+    assert run_check(registry.load("FWD210"), found(OfItsOwn, next_tokens)).findings == ()

@@ -59,7 +59,7 @@ PLACED_WHERE_READ = {"ENV103"}  # a flag's line, whoever does not follow it
 PLACED_WHERE_LENGTHS_PART = {"FWD224"}
 WITHOUT_A_LINE = {"ENV102"}  # the machine is at fault, not the code
 LONGEST = 2100  # of what serves 8,000 tokens and more, which take a minute
-ABOUT_TOKENS = {"GRD207", "DEC108", "DEC109", "FWD239", "FWD252", "FWD253"}
+ABOUT_TOKENS = {"GRD207", "DEC108", "DEC109", "FWD239", "FWD252", "FWD253", "FWD264"}
 _MOST_FINDINGS = 3
 
 

@@ -267,3 +267,39 @@ HEALTHY = {
 def test_a_healthy_module_is_silent(name: str, code: str) -> None:
     result = examined(HEALTHY[name], code)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+class StepsInItsSpace(Layer):
+    """Decodes, each step's output in a buffer of its own where it `shares`."""
+
+    def __init__(self, shares=True):
+        super().__init__()
+        self.shares = shares
+
+    def prefill(self, x):
+        return self(x), x[:, -1:]
+
+    def step(self, x, cache):
+        y = self(x)
+        if not self.shares:
+            return y, x
+        spaces = vars(self).setdefault("spaces", {})
+        return spaces.setdefault((y.shape, y.dtype), torch.empty_like(y)).copy_(y), x
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_step_that_writes_over_the_output_of_the_one_before_is_found(shares: bool) -> None:
+    made = Subject(
+        name="tests",
+        build=lambda seed: StepsInItsSpace(shares),
+        forward=lambda m, x: m(x),
+        input="embeddings",
+        width=8,
+        prefill=lambda m, x: m.prefill(x),
+        step=lambda m, x, cache: m.step(x, cache),
+    )
+    findings = run_check(registry.load("FWD222"), replace(made, packages=("tests",), max_length=128)).findings
+    assert [finding.message for finding in findings] == [
+        "the output of a step is overwritten by copy_ in the next step (no_grad)"
+    ] * shares
+    assert all(finding.where.function == "step" for finding in findings)

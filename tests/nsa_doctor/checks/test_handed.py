@@ -55,6 +55,21 @@ def _is_under_autocast() -> bool:
 
 
 @pytest.mark.parametrize(
+    ("seam", "position", "words"),
+    [("padded", 1, "the input of padded"), ("padded", 2, "the mask of padded"), ("prefill", 1, "the input of prefill")],
+)
+def test_what_is_given_beside_a_mask_or_to_decode_is_the_callers(
+    small: Subject, seam: str, position: int, words: str
+) -> None:
+    def padded(module, x, keep):
+        return small.forward(module, x * keep[..., None])
+
+    whole = replace(small, padded=padded)
+    assert f"values of {words} are overwritten" in run_check(CHECK, spoilt(whole, seam, position)).findings[0].message
+    assert run_check(CHECK, whole).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
     ("is_so", "words"),
     [
         (_is_under_autocast, "autocast to float16"),

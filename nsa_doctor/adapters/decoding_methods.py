@@ -1,0 +1,195 @@
+"""The methods by which a plain module may decode: `prefill` and `step`, or a step from a first state or from none."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.adapters.decoding_way import Decoding, Prefill, Step
+from nsa_doctor.adapters.input_discovery import called, parameter_names
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.subject.contract import Subject
+
+CERTAIN = (
+    *("past_key_values", "past_key_value", "kv_cache", "kv_caches", "cache", "caches", "past_kv", "past", "layer_past"),
+    *("state", "states", "cache_params"),
+)
+ASKING = ("use_cache", "return_cache", "return_state", "return_past")
+_HIDDEN = ("hidden", "hidden_state", "hx")
+_STEPS = (
+    *("step", "decode_step", "decode", "forward_step", "decode_one", "extend", "stream", "forward_stream"),
+    *("streaming_forward", "forward_streaming", "forward_recurrent", "recurrent_step", "single_step", "forward_one"),
+)
+_ONE = ("token", "tok", "token_id", "x_t", "xt", "last_token", "next_token")
+_FIRST_STATE = re.compile(
+    r"_?(get_)?(init|initial|initialize|make|create|new|empty|default|begin|start|zero|allocate)_\w*"
+    r"(state|cache|hidden|memory)s?"
+)
+_OF_ROWS = ("batch", "batch_size", "bsz", "bs", "b", "num_rows", "rows", "n")
+_OF_INPUT = ("x", "input", "inputs", "tokens", "ids", "like")
+_OF_LENGTH = ("max_len", "max_length", "max_seqlen", "max_seq_len", "length", "seq_len", "capacity")
+_ROWS, _ROOM = 3, 2048
+Start = Callable[[nn.Module, Tensor], Any]
+
+
+def by_methods(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
+    """Methods of the module by which it reads a prompt, and goes on from what that has left."""
+    prefill: Any = getattr(module, "prefill", None)
+    if prefill is None:
+        yield from _by_a_step_alone(module)
+        yield from _by_a_first_state(subject, module)
+    if _required(prefill) != 1:
+        return
+    more = next((each for each in list(inspect.signature(prefill).parameters)[1:2] if _names_a_cache(each)), "")
+    for name in _STEPS:
+        step = getattr(module, name, None)
+        names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)  # type: ignore[arg-type]
+        if names:
+
+            def step_of(module: nn.Module, x: Tensor, cache: Any, name: str = name) -> tuple[Tensor, Any]:
+                by = "prefill" if more and x.shape[1] > 1 else name  # which goes on from what it is given
+                return _pair(_called(module, by, x, cache), cache)
+
+            yield Decoding(
+                f"prefill(x{', ' * bool(more)}{more}) and {name}(x, {names[1]})",
+                lambda module, x: _pair(_called(module, "prefill", x)),
+                step_of,
+                is_certain=True,
+                goes_on=bool(more),
+                is_named=_names_a_cache(names[1]),
+                takes_a_token=names[0] in _ONE,
+            )
+
+
+def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
+    """A method that reads a prompt where it is given no state, and goes on from the one that it returned."""
+    for name in _STEPS:
+        step = getattr(module, name, None)
+        second = list(inspect.signature(step).parameters.values())[1:2] if _required(step) == 1 else []  # type: ignore[arg-type]
+        if second and second[0].default is None and second[0].name in (*CERTAIN, *_HIDDEN):
+
+            def step_of(module: nn.Module, x: Tensor, state: Any = None, name: str = name) -> tuple[Tensor, Any]:
+                output, left = _pair(_called(module, name, x, state))
+                if left is None:
+                    raise TypeError("no state comes back")
+                return output, left
+
+            words = f"{name}(x, {second[0].name}=None)"
+            yield Decoding(words, step_of, step_of, is_certain=True, goes_on=True, is_prompt_whole=True)
+
+
+def _called(module: nn.Module, name: str, *given: Any) -> Any:
+    method: Any = getattr(module, name)
+    return method(*given)
+
+
+def _required(method: Any) -> int:
+    """How many arguments a method cannot do without; -1 where that is not known."""
+    signature = attempt(lambda: inspect.signature(method)) if callable(method) else None
+    if not isinstance(signature, inspect.Signature):
+        return -1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [each for each in signature.parameters.values() if each.default is each.empty]
+    return sum(each.kind in kinds for each in needed) if all(each.kind in kinds for each in needed) else -1
+
+
+def _names_a_cache(name: str) -> bool:
+    return any(word in name.lower() for word in ("cache", "state", "past", "kv", "memory", "hidden"))
+
+
+def _pair(answer: Any, cache: Any = None) -> tuple[Tensor, Any]:
+    """Output and cache, the one given where a step changes it in place and returns the output alone."""
+    if isinstance(answer, Tensor):
+        return answer, cache
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise TypeError(f"expected (output, cache), got {type(answer).__name__}")
+    return answer
+
+
+def _by_a_first_state(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
+    """A step that wants a state, from one that a method makes or that the forward returns where it is asked for it.
+
+    What it steps by may be a row's one token, [B] or [B, D], or a sequence of one, and its state several arguments.
+    """
+    starts = [*_by_asking(subject, module), *_by_making(module)]
+    for name in _STEPS if starts else ():
+        step = getattr(module, name, None)
+        names = list(inspect.signature(step).parameters)[: _required(step)] if _required(step) > 1 else []  # type: ignore[arg-type]
+        if not names or not all(_names_a_cache(each) for each in names[1:]):
+            continue
+        are_flat = (True, False) if names[0] in _ONE else (False, True)
+        for words, read, start in starts:
+            for is_flat in are_flat:
+                one = _step_of(name, is_flat=is_flat, are_several=len(names) > 2)
+                yield Decoding(
+                    f"{words} and {name}({', '.join(names)})" + (" of a row's one token" if is_flat else ""),
+                    read or _read_by(one, start),
+                    one,
+                    is_certain=True,
+                    is_prompt_whole=read is not None,
+                    takes_a_token=True,
+                    num_rows=_ROWS,
+                )
+
+
+def _by_asking(subject: Subject, module: nn.Module) -> Iterator[tuple[str, Prefill | None, Start]]:
+    """The forward, which returns a state beside its output where it is asked for one."""
+    parameters = attempt(lambda: inspect.signature(module.forward).parameters)
+    for name in (name for name in ASKING if not isinstance(parameters, Caught) and name in parameters):
+        for way in parameter_names(module, subject.input):
+
+            def read(module: nn.Module, x: Tensor, name: str = name, way: str | None = way) -> tuple[Tensor, Any]:
+                answer = called(module, x, way, {name: True})
+                output, _ = checked_answer(subject, answer, x)
+                return output, _pair(answer)[1]
+
+            yield f"forward(x, {name}=True)", read, lambda module, x: None
+
+
+def _by_making(module: nn.Module) -> Iterator[tuple[str, Prefill | None, Start]]:
+    """Methods of the module that make a first state, for so many rows, like an input, or of nothing."""
+    for name in (name for name in dir(type(module)) if _FIRST_STATE.fullmatch(name) and not hasattr(nn.Module, name)):
+        method = getattr(module, name)
+        names = list(inspect.signature(method).parameters)[: _required(method)] if _required(method) > 0 else []
+        kinds = [next((kind for kind in (_OF_ROWS, _OF_INPUT, _OF_LENGTH) if each in kind), None) for each in names]
+        if _required(method) < 0 or None in kinds:
+            continue
+
+        def start(module: nn.Module, x: Tensor, name: str = name, kinds: list[Any] = kinds) -> Any:
+            given = {_OF_ROWS: len(x), _OF_INPUT: x, _OF_LENGTH: _ROOM}
+            return _called(module, name, *(given[kind] for kind in kinds))
+
+        yield f"{name}({', '.join(names)})", None, start
+
+
+def _step_of(name: str, *, is_flat: bool, are_several: bool) -> Step:
+    def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if x.shape[1] != 1:
+            raise ValueError("a step is given one token")
+        answer = _called(module, name, x[:, 0] if is_flat else x, *(state if are_several else (state,)))
+        if are_several and isinstance(answer, tuple):
+            answer = answer[0], answer[1:] or state
+        output, state = _pair(answer, state)
+        output = output.unsqueeze(1) if is_flat else output
+        if output.shape[1] != 1 or len(output) != len(x):
+            raise TypeError(f"expected one output for each row's token, got {list(output.shape)}")
+        return output, state
+
+    return step
+
+
+def _read_by(step: Step, start: Start) -> Prefill:
+    """A prompt read token by token, from a first state."""
+
+    def read(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
+        state, outputs = start(module, x), []
+        for token in x.split(1, 1):
+            output, state = step(module, token, state)
+            outputs.append(output.clone())
+        return torch.cat(outputs, 1), state
+
+    return read
