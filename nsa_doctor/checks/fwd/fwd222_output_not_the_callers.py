@@ -64,8 +64,9 @@ def _overwritten_by_a_step(subject: Subject) -> Finding | None:
     if written is None:
         return None
     by = f" by {written.operation}" if written.operation else ""
-    message = f"the output of a step is overwritten{by} in the next step (no_grad)"
-    return _finding(decoding_module(subject), message, written.place)
+    return _finding(
+        decoding_module(subject), f"the output of a step is overwritten{by} in the next step", written.place
+    )
 
 
 def _kept(subject: Subject) -> Finding | None:

@@ -300,6 +300,6 @@ def test_a_step_that_writes_over_the_output_of_the_one_before_is_found(shares: b
     )
     findings = run_check(registry.load("FWD222"), replace(made, packages=("tests",), max_length=128)).findings
     assert [finding.message for finding in findings] == [
-        "the output of a step is overwritten by copy_ in the next step (no_grad)"
+        "the output of a step is overwritten by copy_ in the next step"
     ] * shares
     assert all(finding.where.function == "step" for finding in findings)
