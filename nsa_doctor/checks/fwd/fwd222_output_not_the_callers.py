@@ -38,8 +38,8 @@ _MODES: tuple[Mode, ...] = ("no_grad", "eval", "train")
 
 def run(subject: Subject) -> Iterator[Finding]:
     modes = [mode for mode in _MODES if mode in subject.modes]
-    found = (_overwritten(subject, mode) for mode in modes)
-    first = next((finding for finding in found if finding), None) or _overwritten_by_a_step(subject) or _kept(subject)
+    first = next((finding for mode in modes if (finding := _overwritten(subject, mode))), None)
+    first = first or _overwritten_by_a_step(subject) or _kept(subject)
     yield from [first] if first else []
 
 
@@ -63,10 +63,8 @@ def _overwritten_by_a_step(subject: Subject) -> Finding | None:
     written = output_written_by_a_step(subject, _ROWS)
     if written is None:
         return None
-    by = f" by {written.operation}" if written.operation else ""
-    return _finding(
-        decoding_module(subject), f"the output of a step is overwritten{by} in the next step", written.place
-    )
+    message = f"the output of a step is overwritten{written.operation and f' by {written.operation}'} in the next step"
+    return _finding(decoding_module(subject), message, written.place)
 
 
 def _kept(subject: Subject) -> Finding | None:
