@@ -17,6 +17,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -48,7 +49,7 @@ def planted(subject: Subject) -> Subject:
         def __init__(self) -> None:
             super().__init__()
             self.inner = subject.build(subject.seed)
-            self.more = nn.Identity()
+            self.more: Any = nn.Identity()
 
         def forward(self, x: Tensor) -> Tensor:
             if self.more is None:
