@@ -56,7 +56,7 @@ class Weighing:
     """A softmax over `axis` of `weights`, at `place`.
 
     `summed` is the first sum of what it weighs over the tokens, where it normalises over something else; `is_right`
-    where one over its own axis was seen, or where its weights became something else.
+    where one over its own axis was seen, or where its weights became something else; `is_left` where that came first.
     """
 
     axis: int
@@ -64,6 +64,7 @@ class Weighing:
     place: Place
     summed: Summed | None = None
     is_right: bool = False
+    is_left: bool = False
 
     @property
     def is_wrong(self) -> bool:
@@ -230,6 +231,7 @@ class _Watch(DispatchWatcher):
 
 def _end(twins: Sequence[_Twin]) -> None:
     for twin in twins:
+        twin.of.is_left |= not twin.of.is_right
         twin.of.is_right = True
 
 

@@ -38,6 +38,28 @@ def with_attention(subject: Subject) -> Subject:
     return replace(subject, forward=lambda module, x: subject.forward(module, x) + attend(x, x, x))
 
 
+class Projected(nn.Module):
+    """Attention by projections that are named for what they are, beside a module."""
+
+    def __init__(self, inner: nn.Module, width: int) -> None:
+        super().__init__()
+        self.inner, self.q, self.k, self.v = inner, *(nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D]."""
+        return nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+
+def with_projections(subject: Subject) -> Subject:
+    """Attention by projections beside it."""
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(cast("Any", module).inner, x)
+        return output + module(x)
+
+    return replace(subject, build=lambda seed: Projected(subject.build(seed), subject.width), forward=forward)
+
+
 def with_dropout(subject: Subject) -> Subject:
     """A tenth of the tokens' values is dropped beforehand."""
 

@@ -41,6 +41,7 @@ from tests.nsa_doctor.checks.offered import (
     with_layers,
     with_one_answer,
     with_positions,
+    with_projections,
 )
 from tests.nsa_doctor.conftest import HERE
 
@@ -213,6 +214,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD258": with_a_time,
     "FWD259": with_a_choice,
     "FWD260": with_attention,
+    "FWD263": with_projections,
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,
