@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.without_effect import is_mentioned
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.behaviour.dropping_parts import is_dropping, share_of
 from nsa_doctor.probes.hooks.read_where_given import is_read_where_given
 from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument
 from nsa_doctor.probes.internal import DROPOUTS
@@ -77,13 +78,21 @@ def shares_in(root: nn.Module) -> Iterator[Share]:
         if not holder.training or isinstance(holder, DROPOUTS):
             continue
         for name, part in holder.named_children():
-            is_share_of_it = isinstance(part, DROPOUTS) and part.training and 0 < part.p < 1
-            if is_share_of_it and not is_read_where_given(holder, name):
+            share = _share(part) if part.training else None
+            if share is not None and not is_read_where_given(holder, name):
                 own = f"{path}.{name}".removeprefix(".")
-                yield Share(holder, path, name, part.p, is_mentioned(root, own) or _is_read_beside(holder, name))
+                yield Share(holder, path, name, share, is_mentioned(root, own) or _is_read_beside(holder, name))
         for name, value in vars(holder).items():
             if is_share(name, value) and not is_read_where_given(holder, name):
                 yield Share(holder, path, name, value, is_named=True)
+
+
+def _share(part: nn.Module) -> float | None:
+    """What a dropout drops, torch's or another's; None of none, and of another part."""
+    if isinstance(part, DROPOUTS):
+        return part.p if 0 < part.p < 1 else None
+    held = share_of(part) if is_dropping(part) else None
+    return None if held is None else held[1]
 
 
 def is_share(name: str, value: object) -> bool:

@@ -1,8 +1,9 @@
 """FWD231 dropout-never-applied
 
 Detects: a module with a dropout of its own, a module or a share, whose forward draws no random number in training
-    mode; a share that its constructor is given and does not read, likewise; and a dropout that nothing calls, which no
-    method of its holder names.
+    mode; a share that its constructor is given and does not read, likewise; a dropout that nothing calls, which no
+    method of its holder names; and a part named after dropping that holds a share and gives back what it is given,
+    call after call.
 Matters: the model trains without the regularisation that its configuration states, and another run with another share
     is the same run.
 Fix: hand the share on to what attends (`dropout_p=self.dropout if self.training else 0.0`), or call the dropout.
@@ -24,9 +25,11 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.behaviour.dropping_parts import is_dropping, share_of
+from nsa_doctor.probes.behaviour.idle_drops import IdleDrop, idle_drops
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.probes.hooks.unread_arguments import unread_arguments
-from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 
@@ -36,9 +39,12 @@ def run(subject: Subject) -> Iterator[Finding]:
     with unread_arguments(is_share) as unread:
         sp = built(subject, mode="train")
     shares = [*shares_in(sp.module), *shares_given(sp.module, unread)]
-    if not shares:
+    length = min(LENGTH, subject.max_length)
+    unchanging = list(idle_drops(sp, length))
+    if not (shares or unchanging or any(map(share_of, filter(is_dropping, sp.module.modules())))):
         raise NotApplicableError("it holds no share of dropout above zero")
     found = idle_shares(sp, shares)
+    yield from _unchanging(sp, [each for each in unchanging if each.module not in [one.share.holder for one in found]])
     kinds = [(type(each.share.holder), each.share.name, each.share.share) for each in found]
     for kind in dict.fromkeys(kinds):
         first, others = found[kinds.index(kind)], kinds.count(kind) - 1
@@ -52,8 +58,25 @@ def run(subject: Subject) -> Iterator[Finding]:
                 f"mode{draws}"
             ),
             where=in_subject(replace(definition_place(first.share.holder), module=path), sp.module),
-            evidence={"length": min(LENGTH, subject.max_length), "mode": "train", "share": share, "attribute": name},
+            evidence={"length": length, "mode": "train", "share": share, "attribute": name},
             repro=command_for(subject, "FWD231"),
+        )
+
+
+def _unchanging(sp: BuiltModule, found: list[IdleDrop]) -> Iterator[Finding]:
+    """One finding for each class."""
+    kinds = [type(each.module) for each in found]
+    for kind in dict.fromkeys(kinds):
+        first, others = found[kinds.index(kind)], kinds.count(kind) - 1
+        more = f" (and {others} more of its class)" if others else ""
+        yield Finding(
+            message=(
+                f"the dropout of {first.share:g} that {first.path}{more} holds as {first.attribute} is not applied in "
+                f"training mode: {first.num_calls} calls give back what they are given"
+            ),
+            where=in_subject(replace(definition_place(first.module), module=first.path), sp.module),
+            evidence={"mode": "train", "share": first.share, "attribute": first.attribute, "calls": first.num_calls},
+            repro=command_for(sp.subject, "FWD231"),
         )
 
 

@@ -1,8 +1,8 @@
 """FWD255 dropping-shifts-the-mean
 
 Detects: a module named after dropping (DropPath, StochasticDepth, LockedDropout, …) whose answer in training mode is
-in the mean another than in evaluation: it sets some values to zero and leaves the others as large as they were, or
-divides by the share that it drops.
+in the mean another than in evaluation: it sets some values to zero and leaves the others as large as they were,
+divides by the share that it drops, or drops none and makes all of them smaller.
 Matters: what follows is trained on values of one size and evaluated on values of another, layer upon layer.
 Fix: divide what is kept by the share that is kept, `x * mask / (1 - p)`.
 
@@ -46,8 +46,9 @@ def run(subject: Subject) -> Iterator[Finding]:
             seed_everything(found.seed)
             yield Finding(
                 message=(
-                    f"{kind.__name__} sets {found.share:.2g} of its input to zero in training mode and leaves "
-                    f"{found.mean:.3g} of it in the mean, where evaluation leaves {found.due:.3g}"
+                    f"{kind.__name__} sets {f'{found.share:.2g}' if found.share else 'none'} of its input to zero in "
+                    f"training mode and leaves {found.mean:.3g} of it in the mean, where evaluation leaves "
+                    f"{found.due:.3g}"
                 ),
                 where=answer_place(sp, found.name, partial(found.module, found.x)),
                 evidence={"training": found.mean, "evaluation": found.due, "dropped": found.share},

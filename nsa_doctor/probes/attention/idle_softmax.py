@@ -12,9 +12,11 @@ from nsa_doctor.probes.hooks.unread_variables import methods_used
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.divergence import recording_of
 
-_KINDS = (nn.Softmax, nn.Softmin)
+_KINDS = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d)
 _PRODUCTS = frozenset({"bmm", "baddbmm"})  # of tensors that have a batch each: weights have none
-_WEIGHING = frozenset({"softmax", "safe_softmax", "sigmoid", "exp", "log_softmax", "relu", "elu"})
+_WEIGHING = frozenset(
+    {"softmax", "safe_softmax", "sigmoid", "exp", "log_softmax", "relu", "elu", "gelu", "silu", "tanh", "softplus"}
+)
 _DIVISIONS = frozenset({"div", "div_"})
 
 
@@ -37,10 +39,10 @@ def idle_softmaxes(sp: BuiltModule, x: Tensor) -> Iterator[IdleSoftmax]:
         if call.module is None or id(call.module) in seen or call.module not in paths:
             continue
         seen.add(id(call.module))
-        softmaxes = [name for name, part in call.module.named_children() if type(part) in _KINDS]
+        softmaxes = [name for name, part in call.module.named_children() if isinstance(part, _KINDS)]
         idle = [name for name in softmaxes if id(getattr(call.module, name)) not in called]
         idle = [name for name in idle if not _is_read(call.module, name)]
-        place = _weighed(recording, call) if idle else None
+        place = _weighed(recording, call, x.shape[1]) if idle else None
         if place is not None:
             where = replace(place, module=paths[call.module], module_class=type(call.module).__name__)
             yield IdleSoftmax(paths[call.module], idle[0], where)
@@ -52,12 +54,17 @@ def _is_read(holder: nn.Module, name: str) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == name for node in named)
 
 
-def _weighed(recording: Recording, call: Call) -> Place | None:
-    """The line of a product of values and of another product, if the call normalises nothing; not of a part's own."""
+def _weighed(recording: Recording, call: Call, length: int) -> Place | None:
+    """The line of a product of values and of another product, if the call normalises nothing; not of a part's own.
+
+    Nor if a part makes weights of scores. A product that sums over tokens first scores none of them (linear attention).
+    """
     parts = [each for each in recording.calls if each.module is not call.module and call.start <= each.start]
     below = {number for each in parts if each.end <= call.end for number in range(each.start, each.end)}
     inside = [number for number in range(call.start, call.end) if number not in below]
     if any(_weighs(recording.operations[number]) for number in inside):
+        return None
+    if any(_is_attention(recording.operations[number]) for number in below):
         return None
     behind = set[int]()  # a product
     for number in inside:
@@ -65,7 +72,7 @@ def _weighed(recording: Recording, call: Call) -> Place | None:
         is_behind = any(maker in behind for maker in operation.makers)
         if operation.name in _PRODUCTS and is_behind:
             return operation.place
-        if operation.name in _PRODUCTS or is_behind:
+        if (operation.name in _PRODUCTS and not _sums_tokens(operation, length)) or is_behind:
             behind.add(number)
     return None
 
@@ -73,4 +80,18 @@ def _weighed(recording: Recording, call: Call) -> Place | None:
 def _weighs(operation: Operation) -> bool:
     """Whether it makes weights of scores, or divides by sums; by one number scores are scaled."""
     is_by_many = len(operation.read) > 1 and operation.read[1][1].numel() > 1
-    return operation.name in _WEIGHING or (operation.name in _DIVISIONS and is_by_many)
+    is_weighing = operation.name in _WEIGHING or _is_attention(operation)
+    return is_weighing or (operation.name in _DIVISIONS and is_by_many)
+
+
+def _is_attention(operation: Operation) -> bool:
+    """Whether it is a softmax, or attention that torch or another library fuses."""
+    return "softmax" in operation.name or "attention" in operation.name or "attn" in operation.name
+
+
+def _sums_tokens(operation: Operation, length: int) -> bool:
+    """Whether a product sums over the tokens, and has none left."""
+    left = operation.read[-2][1] if len(operation.read) > 1 else None
+    if left is None or not operation.results:
+        return False
+    return left.shape[-1] == length and length not in operation.results[0].shape[-2:]

@@ -74,6 +74,29 @@ class WordDropout(DropPath):
     """Drops whole tokens, of which no mean is asked."""
 
 
+class DropTooLittle(DropPath):
+    """Keeps all of it, and divides by more than one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * (torch.rand(x.shape[0], 1, 1) < 1 + self.rate) / (1 + self.rate)
+
+
+class DropNoise(DropPath):
+    """Multiplies by noise around one, and sets nothing to zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.1 * torch.randn(x.shape)) if self.training else x
+
+
+class Droplet(nn.Module):
+    """Has another size in training, and no share to drop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5 if self.training else x
+
+
 class Dropped(nn.Module):
     def __init__(self, drop: nn.Module) -> None:
         super().__init__()
@@ -94,8 +117,10 @@ def examined(make: Callable[[], nn.Module]) -> Result:
         (lambda: DropPath(0.2, 0.2), "leaves 4.0"),
         (lambda: StochasticDepth(0.2, 0.8), "where evaluation leaves 0.8"),
         (lambda: DropPath(0.01), "leaves 0.99"),
+        (DropTooLittle, "sets none of its input to zero in training mode and leaves 0.833"),
+        (lambda: DropTooLittle(0.005), "leaves 0.995"),
     ],
-    ids=["unscaled", "by what is dropped", "scaled twice", "hardly any"],
+    ids=["unscaled", "by what is dropped", "scaled twice", "hardly any", "keeps too much", "keeps a little too much"],
 )
 def test_another_mean_is_found(make: Callable[[], nn.Module], left: str) -> None:
     (finding,) = examined(make).findings
@@ -115,9 +140,23 @@ def test_another_mean_is_found(make: Callable[[], nn.Module], left: str) -> None
         DropBlock,
         BatchDepth,
         WordDropout,
+        DropNoise,
+        Droplet,
         lambda: nn.Dropout(0.5),
     ],
-    ids=["scaled", "none", "in evaluation", "set not to", "locked", "blocks", "of a batch", "words", "of torch"],
+    ids=[
+        "scaled",
+        "none",
+        "in evaluation",
+        "set not to",
+        "locked",
+        "blocks",
+        "of a batch",
+        "words",
+        "noise",
+        "no share",
+        "of torch",
+    ],
 )
 def test_the_same_mean_is_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).findings == ()

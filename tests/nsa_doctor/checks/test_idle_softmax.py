@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result
@@ -34,6 +35,12 @@ class LeavesOut(Attention):
         return 1.0 * scores
 
 
+class LeavesOutOverChannels(LeavesOut):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.Softmax2d()
+
+
 class ByFunction(Attention):
     def weights(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1)
@@ -45,6 +52,45 @@ class Linear(Attention):
     def weights(self, scores: Tensor) -> Tensor:
         scores = scores.exp()
         return scores / scores.sum(-1, keepdim=True)
+
+
+class Fused(Attention):
+    """Has torch weigh, beside a product of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return scaled_dot_product_attention(q, k, v) + (q @ k.mT) @ v
+
+
+class ByPart(Attention):
+    """A part of another class weighs some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ByFunction()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.inner(x) + (q @ k.mT) @ v
+
+
+class OfState(Attention):
+    """Sums keys and values over tokens before queries read them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return q @ (k.mT @ v) / x.shape[1]
+
+
+class WhereAsked(Attention):
+    """Another call uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_linear = True
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return scores if self.is_linear else self.attend(scores)
 
 
 class Spare(nn.Module):
@@ -62,13 +108,14 @@ def examined(make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load("FWD233"), small_subject(make, width=WIDTH))
 
 
-def test_a_softmax_that_is_left_out_is_found() -> None:
-    (finding,) = examined(lambda: nn.Sequential(LeavesOut(), LeavesOut())).findings
+@pytest.mark.parametrize("make", [LeavesOut, LeavesOutOverChannels])
+def test_a_softmax_that_is_left_out_is_found(make: Callable[[], nn.Module]) -> None:
+    (finding,) = examined(lambda: nn.Sequential(make(), make())).findings
     assert "0 holds a softmax as attend, calls none" in finding.message
     assert finding.message.endswith("so does 1 more")
     assert is_marked(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize("make", [Attention, ByFunction, Linear, Spare])
+@pytest.mark.parametrize("make", [Attention, ByFunction, ByPart, Fused, Linear, OfState, Spare, WhereAsked])
 def test_other_ways_to_weigh_are_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).findings == ()
