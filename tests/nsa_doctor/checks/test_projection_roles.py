@@ -13,6 +13,7 @@ from tests.nsa_doctor.checks import usual_attention
 from tests.nsa_doctor.checks.usual_attention import (
     WIDTH,
     Absorbed,
+    Additive,
     Attention,
     ByTorch,
     Convolved,
@@ -29,6 +30,7 @@ from tests.nsa_doctor.checks.usual_attention import (
     OfOneBase,
     OfOneKey,
     OfWeights,
+    Shortened,
     TalkingHeads,
     as_plain_slots,
     as_slots,
@@ -136,6 +138,8 @@ UNCLEAR = {
     "mixing": Mixing,
     "memory": Memory,
     "motion": Motion,
+    "additive": Additive,
+    "shortened": Shortened,
 }
 
 

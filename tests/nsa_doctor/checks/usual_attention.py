@@ -306,6 +306,32 @@ class Motion(nn.Module):
         return self.q(x) + self.v(x) * kernels[..., :1]
 
 
+class Additive(nn.Module):
+    """Scores sums of queries and keys, of which a last map named v makes a number (arXiv 1409.0473)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_q, self.W_k, self.w_v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = (self.W_q(x)[:, :, None] + self.W_k(x)[:, None]).tanh()
+        return self.w_v(hidden).squeeze(-1).softmax(-1) @ x
+
+
+class Shortened(Attention):
+    """Keys and values are mixed along the sequence before they are read (arXiv 2006.04768)."""
+
+    def __init__(self) -> None:
+        super().__init__(attended, ("to_q", "to_k", "to_v"))
+        self.proj_k, self.proj_v = (nn.Parameter(torch.randn(64, 6)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (getattr(self, name)(x) for name in self.names)
+        k = torch.einsum("bsd,sn->bnd", k, self.proj_k[: x.shape[1]])
+        v = torch.einsum("bsd,sn->bnd", v, self.proj_v[: x.shape[1]])
+        return self.out((q @ k.mT).softmax(-1) @ v)
+
+
 class TalkingHeads(Attention):
     """Heads are mixed before and behind the softmax."""
 
