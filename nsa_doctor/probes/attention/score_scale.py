@@ -22,6 +22,8 @@ _SCALED = frozenset({"mul", "mul_", "div", "div_"})
 _PROJECTIONS = frozenset({"mm", "addmm", "convolution", "embedding"})
 _PRODUCTS = frozenset({"bmm", "baddbmm"})
 _SOFTMAX = frozenset({"softmax", "safe_softmax"})
+_EXPONENTIALS = frozenset({"exp", "exp_"})
+_LARGEST = frozenset({"amax", "max", "maximum"})
 _NORMS = frozenset({"native_layer_norm", "rms_norm", "fused_rms_norm", "native_group_norm"})
 _LENGTHS = frozenset({"linalg_vector_norm", "norm"})
 _MEANS = frozenset({"mean", "var", "var_mean"})
@@ -127,7 +129,7 @@ class _Watch(DispatchWatcher):
         if name.startswith(_FUSED):
             self._see_fused(args, kwargs)
             return result
-        if name in _SOFTMAX:
+        if name in _SOFTMAX or (name in _EXPONENTIALS and self._state(args[0]).size):  # by hand, over pieces of keys
             self._see(self._state(args[0]), tuple(args[0].shape))
             return result
         state = self._after(name, args, kwargs, states)
@@ -161,6 +163,8 @@ class _Watch(DispatchWatcher):
             factors = (*_of(first, "query"), *_of(second, "key"), *more)
             size = keys.shape[-2]
             return _State(factors, size, size, self._places.here()[0], unknown)
+        if name in _LARGEST and any(state.size for state in states):
+            return _State()  # of scores, from which it is taken before their exponentials are
         known = _joined(self._turned(name, args) or states)
         if kwargs.get("alpha", 1) != 1 and known.size:
             return replace(known, is_unknown=True)  # as many times what is added
