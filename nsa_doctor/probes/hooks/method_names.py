@@ -5,8 +5,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from nsa_doctor.core.errors import Caught, attempt
@@ -14,6 +15,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.syntax import last_name
 
 _MOST_FILES, _MOST_FOLDERS = 4000, 4000
+_MOST_TREES = 16
 _PROSE = (".ipynb", ".md", ".rst")
 _PASSED_OVER = frozenset({"site-packages", "dist-packages", "node_modules", "venv", "__pycache__"})
 _BELOW = sys.stdlib_module_names | {"torch"}
@@ -24,8 +26,8 @@ _OWN = 3  # the rank of the subject's own files
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def is_named_elsewhere(kind: type, name: str, frames: FrameFilter) -> bool:
-    """Whether a file beside its class's, or of a package that it is derived from, names the method or hides whether.
+def is_named_elsewhere(kind: type, name: str, frames: FrameFilter, loaded: Collection[str] = ()) -> bool:
+    """Whether a file beside its class's, of a package that it is derived from or loaded names it, or hides whether.
 
     What another class asks of itself is a method of its own, if it defines one; definitions of one name that call each
     other name nothing, nor do words of `__all__`.
@@ -35,11 +37,11 @@ def is_named_elsewhere(kind: type, name: str, frames: FrameFilter) -> bool:
     if None in known.values():
         return True
     sought = _Sought(name, frozenset(each.__name__ for each in own))
-    if any(_asks_by_parts(file, name) for file in set(own.values())):
-        return True
     roots = {_folder(file, each.__module__, is_own=True) for each, file in own.items()}
     packages = {_folder(file, each.__module__, is_own=False) for each, file in known.items() if each not in own}
-    if any(_is_named(file, sought) for file in dict.fromkeys(own.values())):
+    if any(_is_named(file, sought) or _asks_by_parts(file, name) for file in dict.fromkeys(own.values())):
+        return True
+    if any(_is_named(Path(file), sought) for file in loaded):
         return True
     return any(file is None or _is_named(file, sought) for root in roots for file in _files(root)) or any(
         file is None or name in _text(file) for root in packages - {None} for file in _files(root)
@@ -82,6 +84,12 @@ def _text(file: Path) -> str:
     return "" if isinstance(text, Caught) else text
 
 
+@lru_cache(maxsize=_MOST_TREES)
+def _tree(text: str) -> ast.Module | None:
+    tree = attempt(lambda: ast.parse(text))
+    return None if isinstance(tree, Caught) else tree
+
+
 @dataclass(frozen=True)
 class _Sought:
     """The method's name, and the names of the subject's own classes that an object which has it is of."""
@@ -97,8 +105,8 @@ def _is_named(file: Path, sought: _Sought) -> bool:
     calls_it = re.compile(rf"\.{re.escape(sought.name)}\b")
     if file.suffix in _PROSE:
         return calls_it.search(text) is not None
-    tree = attempt(lambda: ast.parse(text))
-    if isinstance(tree, Caught):
+    tree = _tree(text)
+    if tree is None:
         return True
     return any(_names_it(node, classes, depth, sought, calls_it) for node, classes, depth in _nodes(tree, sought.name))
 
@@ -145,8 +153,7 @@ def _is_of_another(kind: ast.ClassDef, sought: _Sought) -> bool:
 
 def _asks_by_parts(file: Path, name: str) -> bool:
     """Whether it asks for attributes by a name that it puts together of parts, one of which is part of this name."""
-    tree = attempt(lambda: ast.parse(_text(file)))
-    calls = [] if isinstance(tree, Caught) else [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(_tree(_text(file)) or ast.Module([], [])) if isinstance(node, ast.Call)]
     return any(len(word) >= _SHORTEST and word in name for call in calls for word in _parts(call))
 
 

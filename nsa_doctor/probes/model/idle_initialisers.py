@@ -24,6 +24,7 @@ from nsa_doctor.probes.hooks.method_names import is_named_elsewhere
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.model.copies import copied_module
 from nsa_doctor.probes.model.given_weights import left_to_defaults
+from nsa_doctor.probes.model.identity import loaded_files
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.subject.contract import Subject
 
@@ -59,7 +60,8 @@ def idle_initialisers(subject: Subject) -> Iterator[IdleInitialiser]:
     if nn.Module.load_state_dict.__code__ in codes:
         return  # its weights come from elsewhere
     found = {(kind, name): path for path, kind, name in _methods(module, frames, codes)}
-    left = {each: path for each, path in found.items() if not is_named_elsewhere(*each, frames)}
+    loaded = set(loaded_files(subject.packages).values())
+    left = {each: path for each, path in found.items() if not is_named_elsewhere(*each, frames, loaded)}
     if not left:
         return
     module, defaults = left_to_defaults(subject)
