@@ -39,7 +39,8 @@ from nsa_doctor.subject.contract import Subject
 
 def run(subject: Subject) -> Iterator[Finding]:
     for idle in idle_initialisers(subject):
-        others = f" ({idle.num_others} more parameters differ too)" if idle.num_others else ""
+        count = idle.num_others
+        others = f" ({count} more {'differs' if count == 1 else 'differ'} too)" if count else ""
         yield Finding(
             message=(
                 f"{idle.place.module_class}.{idle.name} initialises parameters, and nothing calls it: {idle.parameter} "

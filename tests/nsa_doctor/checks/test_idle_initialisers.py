@@ -98,7 +98,7 @@ def test_what_a_parameter_has_and_would_have_is_said(examine: Examine) -> None:
     message = found(examine(layer(WIDE))).message
     assert "one.weight has a standard deviation of 0.10" in message
     assert "and by it would have a standard deviation of 0.5" in message or "deviation of 0.4" in message
-    assert message.endswith("(1 more parameters differ too)")
+    assert message.endswith("(1 more differs too)")
 
 
 def test_of_memory_that_nothing_writes_it_is_said(examine: Examine) -> None:
