@@ -1,7 +1,7 @@
 """FWD261 norm-mixes-tokens
 
 Detects: a module that is named after LayerNorm, RMSNorm or ScaleNorm, is given tokens of features, and whose answer at
-one token changes with another token alone: its mean or its size is taken over several of them.
+one token changes with the size of another alone: its mean or its size is taken over several of them.
 Matters: what a token becomes depends on which others are beside it, padding too, and on their number; nothing shows of
 it in an encoder, where tokens read each other anyway.
 Fix: take the mean and the variance over the last dimension alone. A norm over more says so in its name or in its
@@ -40,8 +40,8 @@ def run(subject: Subject) -> Iterator[Finding]:
             reported.add(kind)
             yield Finding(
                 message=(
-                    f"{kind.__name__} takes its statistics over several tokens: in {list(norm.x.shape)}, another value "
-                    f"at index {count - 1} of axis {norm.axis} alone changes its output at indices before by up to "
+                    f"{kind.__name__} takes its statistics over several tokens: in {list(norm.x.shape)}, larger values "
+                    f"at index {count - 1} of axis {norm.axis} alone change its output at indices before by up to "
                     f"{short_number(norm.change)}, where it comes to {short_number(norm.size)}"
                 ),
                 where=statistics_place(sp, norm),

@@ -1,6 +1,6 @@
 """Modules that bear the name of a norm over features, called alone: whether one token's answer depends on another's.
 
-Each is called on values of the shape that a pass hands it, with one token changed. Which axis holds tokens is read off
+Each is called on values of the shape that a pass hands it, with one token scaled. Which axis holds tokens is read off
 two passes of unlike lengths; which holds features, off what one of its weights changes.
 """
 
@@ -39,14 +39,14 @@ _GROUPED = (nn.GroupNorm, NORMS_BY_BATCH)
 _OWN = 3  # the rank of the subject's own files
 _SECOND = 34  # tokens more of the second pass
 _TIMES = 4.0
-_LEAST = 1e-3  # of the size of the answers: an epsilon moves them by less
+_LEAST = 0.02  # of the size of the answers: an epsilon moves them by less
 _FEWEST_BESIDE = 4  # a vector has two or three components
 _WITH_BESIDE = 4  # dimensions
 
 
 @dataclass(frozen=True)
 class MixingNorm:
-    """A norm, how it answers alone, and values of which the last token along `axis` alone is another in `other`.
+    """A norm, how it answers alone, and values of which the last token along `axis` alone is larger in `other`.
 
     `change` is how far the answers at the tokens before move, where these are of the size `size`.
     """
@@ -167,8 +167,7 @@ def _mixing(sp: BuiltModule, module: nn.Module, call: _Call, second: _Call | Non
     size = float(plain.square().mean().sqrt())
     for axis in judged:
         other = x.clone()
-        drawn = torch.randn(other.select(axis, -1).shape, generator=generator, dtype=torch.float64)
-        other.select(axis, -1).copy_(_TIMES * drawn)
+        other.select(axis, -1).mul_(_TIMES)  # which one that normalises each token, and then mixes, does not see
         kept = x.shape[axis] - 1
         change = float((alone(other) - plain).narrow(axis, 0, kept).abs().max()) if kept else 0.0
         if change > _LEAST * size:

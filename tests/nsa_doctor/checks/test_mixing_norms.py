@@ -116,7 +116,7 @@ def test_a_norm_that_mixes_tokens_is_found_at_the_line_of_its_statistics(
 ) -> None:
     (finding,) = examined(norm, spec=spec).findings
     assert finding.message.startswith(
-        f"{norm.__name__} takes its statistics over several tokens: in [2, 19, 32], another value at index 18 of axis 1"
+        f"{norm.__name__} takes its statistics over several tokens: in [2, 19, 32], larger values at index 18 of axis 1"
     )
     assert "# here" in linecache.getline(finding.where.file, finding.where.line)
     assert (finding.where.module, finding.where.module_class) == ("layer_norm", norm.__name__)
@@ -129,7 +129,7 @@ def test_of_norms_inside_each_other_the_inner_is_named() -> None:
 
 def test_series_whose_features_alone_have_weights_are_found() -> None:
     (finding,) = examined(lambda: LayerNorm(DIM // SERIES), of_series).findings
-    assert "in [2, 19, 4, 8], another value at index 3 of axis 2 alone" in finding.message
+    assert "in [2, 19, 4, 8], larger values at index 3 of axis 2 alone" in finding.message
     assert "# here" in linecache.getline(finding.where.file, finding.where.line)
 
 
@@ -139,7 +139,7 @@ def test_tokens_before_rows_are_found() -> None:
             return normed(x, 0, 2) * self.weight
 
     (finding,) = examined(LayerNorm, lambda x: x.transpose(0, 1), lambda y, x: y.transpose(0, 1)).findings
-    assert "in [19, 2, 32], another value at index 18 of axis 0" in finding.message
+    assert "in [19, 2, 32], larger values at index 18 of axis 0" in finding.message
 
 
 def named(name: str, base: type[nn.Module], **own: Any) -> type[nn.Module]:
@@ -163,7 +163,7 @@ class ScaledDownRMSNorm(Weighted):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x / x.abs().max()
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-12) * self.weight
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weight
 
 
 class ChannelLayerNorm(nn.Module):
@@ -265,6 +265,24 @@ class Dropped(JointLayer):
         return super().forward(x + torch.rand(()))
 
 
+class SeasonalLayernorm(nn.Module):
+    """A norm of features, of which the mean over time is taken off, as Autoformer has it (arXiv 2106.13008)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layernorm = nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layernorm(x)
+        return x - x.mean(1, keepdim=True)
+
+
+class SeasonalRMSNorm(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.weight
+        return x - x.mean(1, keepdim=True)
+
+
 def rows(x: Tensor) -> Tensor:
     """[B * S, D]."""
     return x.flatten(0, 1)
@@ -290,6 +308,8 @@ def channels_last(y: Tensor, x: Tensor) -> Tensor:
 HEALTHY: dict[str, tuple[Any, ...]] = {
     "features": (FeatureLayerNorm,),
     "gated": (named("RMSNormGated", GatedRMSNorm),),
+    "seasonal": (named("my_Layernorm", SeasonalLayernorm),),
+    "seasonal-by-itself": (SeasonalRMSNorm,),
     "scaled-down": (ScaledDownRMSNorm,),
     "adaptive": (AdaptiveLayerNorm, lambda x: x, lambda y, x: y * (1 + x.mean(1, keepdim=True))),
     "rows": (FeatureLayerNorm, rows),
