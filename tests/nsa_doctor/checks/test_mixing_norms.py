@@ -69,8 +69,8 @@ class FunctionalLayerNorm(nn.Module):
 
 class Norm(Weighted):
     def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean((-2, -1), keepdim=True)  # here
-        return (x - mean) * self.weight
+        size = x.square().mean((-2, -1), keepdim=True)  # here
+        return x * torch.rsqrt(size + EPS) * self.weight
 
 
 class OuterLayerNorm(nn.Module):
