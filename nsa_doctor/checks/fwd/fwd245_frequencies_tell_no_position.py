@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.doubled_features import doubled_features
 from nsa_doctor.probes.attention.doubled_tables import doubled_table
 from nsa_doctor.probes.attention.frequencies import ladders
 from nsa_doctor.probes.hooks.places import in_subject
@@ -44,12 +45,16 @@ def run(subject: Subject) -> Iterator[Finding]:
                 repro=command_for(subject, "FWD245"),
             )
     sp = comparable_module(subject)
-    doubled = doubled_table(sp, min(_LENGTH, subject.max_length))
-    if doubled is not None and doubled.place.line_text not in reported:
+    added = doubled_table(sp, min(_LENGTH, subject.max_length))
+    projected = doubled_features(subject, min(_LENGTH, subject.max_length))
+    for doubled, which in ((added, "of positions that is added to tokens"), (projected, "of waves that is projected")):
+        if doubled is None or doubled.place.line_text in reported:
+            continue
+        reported.add(doubled.place.line_text)
         yield Finding(
             message=(
-                f"the table of positions that is added to tokens holds each of its {doubled.channels} columns more "
-                f"than once: {doubled.distinct} are unlike"
+                f"the table {which} holds each of its {doubled.channels} columns more than once: {doubled.distinct} "
+                "are unlike"
             ),
             where=in_subject(doubled.place, sp.module),
             evidence={"channels": doubled.channels, "distinct": doubled.distinct},

@@ -115,6 +115,12 @@ def _is_of_powers(maker: tuple[bool, Place]) -> bool:
     return maker[0]
 
 
+def _moving(rows: Tensor) -> Tensor:
+    """Without what stands still before and behind: registers at position 0, distances that are cut off."""
+    moves = (rows[1:] != rows[:-1]).any(1).nonzero()
+    return rows[int(moves[0]) : int(moves[-1]) + 2] if len(moves) else rows
+
+
 def radians_of(angles: Tensor) -> tuple[float, ...]:
     """What each column of angles grows by from a token to the next; zeros left out, and empty where one is uneven."""
     if not angles.is_floating_point() or angles.itemsize < 4:
@@ -122,7 +128,9 @@ def radians_of(angles: Tensor) -> tuple[float, ...]:
     for axis, size in enumerate(angles.shape):
         if size < _FEWEST_TOKENS:
             continue
-        rows = angles.detach().movedim(axis, 0)[:_MOST_TOKENS].double().reshape(min(size, _MOST_TOKENS), -1)
+        rows = _moving(angles.detach().movedim(axis, 0).reshape(size, -1))[:_MOST_TOKENS].double()
+        if len(rows) < _FEWEST_TOKENS:
+            continue
         steps = (rows[-1] - rows[0]) / (len(rows) - 1)
         is_even = (rows.diff(dim=0) - steps).abs().amax(0) <= _EVEN * steps.abs()
         turning = steps[steps != 0]

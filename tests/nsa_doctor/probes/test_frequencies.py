@@ -55,3 +55,12 @@ def test_what_is_no_ladder_is_said(frequencies: Tensor, words: str) -> None:
 def test_angles_that_do_not_grow_evenly_are_no_frequencies() -> None:
     assert not radians_of(torch.randn(61, 32, generator=torch.Generator().manual_seed(0)))
     assert not radians_of(_TOKENS.bfloat16() * torch.ones(32, dtype=torch.bfloat16))
+
+
+def test_tokens_that_stand_still_before_and_behind_are_left_out() -> None:
+    positions = torch.cat((torch.zeros(3), torch.arange(40.0), torch.full((5,), 39.0)))[:, None]
+    radians = radians_of(positions * 10000 ** _exponents(64))
+    assert len(radians) == 32
+    assert "turn by 1 to 7.5e+03 radians" in (Ladder(radians, Place()).fault or "")
+    assert Ladder(radians_of(positions * 10000 ** -_exponents(64)), Place()).fault is None
+    assert not radians_of(torch.ones(40, 32))
