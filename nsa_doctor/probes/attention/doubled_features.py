@@ -16,11 +16,26 @@ from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, written_arguments
 from nsa_doctor.subject.contract import Subject
 
-_WAVES, _JOINING, _PRODUCTS = frozenset({"sin", "cos"}), frozenset({"cat", "stack", "copy_"}), frozenset({"mm", "addmm"})
+_WAVES, _JOINING, _PRODUCTS = (
+    frozenset({"sin", "cos"}),
+    frozenset({"cat", "stack", "copy_"}),
+    frozenset({"mm", "addmm"}),
+)
 _KEEPING = frozenset(
     {
         *("view", "unsafe_view", "reshape", "reshape_alias", "transpose", "t", "permute", "slice", "select", "expand"),
-        *("unsqueeze", "squeeze", "unbind", "split", "split_with_sizes", "alias", "repeat", "clone", "to_copy", "detach"),
+        *(
+            "unsqueeze",
+            "squeeze",
+            "unbind",
+            "split",
+            "split_with_sizes",
+            "alias",
+            "repeat",
+            "clone",
+            "to_copy",
+            "detach",
+        ),
         *("index", "index_select", "embedding", "neg", "mul", "mul_", "div", "div_", "lift_fresh"),
     }
 )

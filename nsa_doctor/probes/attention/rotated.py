@@ -235,7 +235,7 @@ class _Watch(DispatchWatcher):
             return ()
         columns = table.detach().movedim(axis, 0).reshape(self._length, -1)
         parts = (columns.real, columns.imag) if table.is_complex() else (columns,)
-        if not all(each.is_floating_point() and _are_sines(each.double()) for each in parts):
+        if not all(each.is_floating_point() and are_sines(each.double()) for each in parts):
             return ()
         return tuple(self._number(each.double()) for each in parts)
 
@@ -252,7 +252,7 @@ class _Watch(DispatchWatcher):
         return len(self._tables) - 1
 
 
-def _are_sines(columns: Tensor) -> bool:
+def are_sines(columns: Tensor) -> bool:
     """Whether each column [S, N] goes up and down as a sine does, however slowly."""
     if columns.shape[0] < 3 or not bool(torch.isfinite(columns).all()):
         return False
