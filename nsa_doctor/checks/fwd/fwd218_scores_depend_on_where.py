@@ -53,10 +53,12 @@ def _found(sp: BuiltModule, length: int, *, is_short_right: bool) -> Iterator[tu
     x = sp.input(1).repeat_interleave(length, dim=1)
     turned = rotation(sp, x)
     for index, each in enumerate(softmaxes(sp, x)[0] if turned.is_seen else ()):
-        if each.is_of_tokens(length) and each.is_fed_alike:
-            stray = strays(each.scores, turned.tolerance(length))
-            if stray is not None and not is_of_a_grid(each.scores, turned.tolerance(length)):
-                place = turning_place(sp, x, index, is_table=is_short_right and length > _LENGTHS[0])
+        scores = each.of_tokens(length) if each.is_fed_alike else None
+        if scores is not None:
+            stray = strays(scores, turned.tolerance(length))
+            if stray is not None and not is_of_a_grid(scores, turned.tolerance(length)):
+                is_table = is_short_right and length > _LENGTHS[0]
+                place = turning_place(sp, x, index, each.others, is_table=is_table)
                 yield place or each.place, stray, "one token everywhere"
     if length <= _LENGTHS[0]:
         for place, stray in strays_without_softmax(sp, x, turned):

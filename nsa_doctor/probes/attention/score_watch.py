@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -21,21 +21,32 @@ SOFTMAX = frozenset({"softmax", "safe_softmax"})
 MASKED = -1e4  # what is scored below it is meant to be hidden
 
 _ALIKE = 1e4  # in units of the last place
+_MOST_OTHERS = 16  # registers and the like beside tokens
 
 Replace = Callable[[int, Tensor, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Others:
+    """How many rows stand beside tokens in a sequence, and how many of them before."""
+
+    count: int = 0
+    before: int = 0
 
 
 @dataclass(frozen=True)
 class Softmax:
     """One softmax: scores and weights [..., K], and where the subject asked for it.
 
-    `is_fed_alike` says that the scores come of projections which were each given the same for all tokens.
+    `is_fed_alike` says that the scores come of projections which were each given the same for all tokens; others than
+    tokens, as registers, may stand before or behind them.
     """
 
     scores: Tensor
     weights: Tensor
     place: Place
     is_fed_alike: bool = False
+    others: Others = field(default_factory=Others)
 
     @property
     def seen(self) -> Tensor:
@@ -45,6 +56,14 @@ class Softmax:
     def is_of_tokens(self, length: int) -> bool:
         """Whether it weighs all tokens for each of them."""
         return self.scores.ndim > 2 and self.scores.shape[-2:] == (length, length)
+
+    def of_tokens(self, length: int) -> Tensor | None:
+        """The scores [..., S, S] of tokens, without those of others; None where it weighs something else."""
+        if self.is_of_tokens(length):
+            return self.scores
+        if not self.others.count or not self.is_of_tokens(length + self.others.count):
+            return None
+        return self.scores.narrow(-1, self.others.before, length).narrow(-2, self.others.before, length)
 
 
 def softmaxes(sp: BuiltModule, x: Tensor, replace: Replace | None = None) -> tuple[list[Softmax], Tensor]:
@@ -67,6 +86,7 @@ class _Watch(DispatchWatcher):
         super().__init__()
         self.found: list[Softmax] = []
         self._places, self._replace, self._length = places, replace, length
+        self._others = Others()
         self._fed: dict[int, _Fed] = {}
         self._alive: list[Tensor] = []  # or memory would be given to another tensor
 
@@ -86,7 +106,8 @@ class _Watch(DispatchWatcher):
         index = len(self.found)
         is_fed_alike = self._fed.get(memory_of(args[0])) is _Fed.ALIKE
         place = self._places.here()[0]
-        self.found.append(Softmax(args[0].detach().clone(), result.detach().clone(), place, is_fed_alike))
+        scores, weights = args[0].detach().clone(), result.detach().clone()
+        self.found.append(Softmax(scores, weights, place, is_fed_alike, self._others))
         other = None if self._replace is None else self._replace(index, args[0], result)
         return result if other is None else other
 
@@ -102,10 +123,29 @@ class _Watch(DispatchWatcher):
 
     def _projected(self, rows: Tensor, weight: Tensor) -> "_Fed | None":
         """How a product of one row for each token with something that is not is fed; None for another product."""
-        if rows.shape[0] != self._length or weight.shape[-1] == self._length:
+        if weight.shape[-1] == len(rows):
             return None
-        apart = (rows - rows[:1]).abs().max()
-        return _Fed.ALIKE if apart <= _ALIKE * torch.finfo(rows.dtype).eps * rows.abs().max() else _Fed.APART
+        tokens = self._tokens(rows)
+        if tokens is None:
+            return None
+        return _Fed.ALIKE if _are_alike(tokens) else _Fed.APART
+
+    def _tokens(self, rows: Tensor) -> Tensor | None:
+        """Those of the rows that are tokens; the first that are alike but for a few tell where others stand."""
+        count = len(rows) - self._length
+        if count and not self._others.count and 0 < count <= _MOST_OTHERS and not _are_alike(rows):
+            found = (before for before in (count, 0) if _are_alike(rows[before : before + self._length]))
+            before = next(found, None)
+            self._others = self._others if before is None else Others(count, before)
+        if count == 0:
+            return rows
+        others = self._others
+        return rows[others.before : others.before + self._length] if count == others.count else None
+
+
+def _are_alike(rows: Tensor) -> bool:
+    apart = (rows - rows[:1]).abs().max()
+    return bool(apart <= _ALIKE * torch.finfo(rows.dtype).eps * rows.abs().max())
 
 
 class _Fed(IntEnum):

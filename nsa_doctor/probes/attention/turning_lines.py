@@ -13,7 +13,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.attention.score_watch import SOFTMAX, is_over_the_last
+from nsa_doctor.probes.attention.score_watch import SOFTMAX, Others, is_over_the_last
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, OwnLine
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import memory_of, untraced
@@ -42,23 +42,32 @@ class _Seen:
 
 
 def turning_place(
-    sp: BuiltModule, x: Tensor, index: int, *, is_table: bool = False, is_caller: bool = False
+    sp: BuiltModule,
+    x: Tensor,
+    index: int,
+    others: Others | None = None,
+    *,
+    is_table: bool = False,
+    is_caller: bool = False,
 ) -> Place | None:
     """Where queries and keys of the softmax of that number come to be turned apart; None where that is not seen.
 
-    x [1, S, ...] holds one token everywhere. Of two of which one is turned it is the line that makes the other, in the
-    function that turns the first; where one is turned once more, the line that does; of two that are turned alike the
-    line that turns them, or, with `is_table`, that takes sines, or, with `is_caller`, that has the keys turned and not
-    the queries.
+    x [1, S, ...] holds one token everywhere, and `others` may stand beside them. Of two of which one is turned it is
+    the line that makes the other, in the function that turns the first; where one is turned once more, the line that
+    does; of two that are turned alike the line that turns them, or hands it other waves for the keys, or, with
+    `is_table`, that takes sines, or, with `is_caller`, that has the keys turned and not the queries.
     """
-    found = attempt(lambda: _turning_place(sp, x, index, is_table=is_table, is_caller=is_caller))
+    beside = others or Others()
+    found = attempt(lambda: _turning_place(sp, x, index, beside, is_table=is_table, is_caller=is_caller))
     return None if isinstance(found, Caught) else found
 
 
-def _turning_place(sp: BuiltModule, x: Tensor, index: int, *, is_table: bool, is_caller: bool) -> Place | None:
+def _turning_place(
+    sp: BuiltModule, x: Tensor, index: int, others: Others, *, is_table: bool, is_caller: bool
+) -> Place | None:
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
-    watch = _Watch(places, FrameFilter(sp.subject.packages), x)
+    watch = _Watch(places, FrameFilter(sp.subject.packages), x, others)
     with torch.no_grad(), watch.watching():
         sp(x)
     operands = _operands(watch, index)
@@ -80,14 +89,18 @@ def _turning_place(sp: BuiltModule, x: Tensor, index: int, *, is_table: bool, is
     if is_caller:
         apart = (one for one, other in zip(key.lines, query.lines, strict=False) if one != other)
         return _placed(key, next(apart, key.lines[0]))
-    return _placed(key, _line_beside(key.lines, query.lines) if key.lines[0] != query.lines[0] else key.lines[0])
+    if key.lines[0] != query.lines[0]:
+        return _placed(key, _line_beside(key.lines, query.lines))
+    is_given = len(key.lines) > 1 and _wave(watch.seen, key) != _wave(watch.seen, query)
+    return _placed(key, key.lines[1] if is_given else key.lines[0])
 
 
 class _Watch(FieldWriters):
     """Notes every operation of a pass."""
 
-    def __init__(self, places: Places, frames: FrameFilter, x: Tensor) -> None:
+    def __init__(self, places: Places, frames: FrameFilter, x: Tensor, others: Others) -> None:
         super().__init__(places, frames)
+        self._others = others
         self.seen: list[_Seen] = []
         self.softmaxes: list[int] = []
         self.read: dict[int, tuple[int, ...]] = {}  # of products: who made each of their operands
@@ -124,9 +137,12 @@ class _Watch(FieldWriters):
 
     def _varies(self, tensor: Tensor) -> bool | None:
         """Whether what it holds of one token is other than what it holds of the first."""
-        dims = [dim for dim, size in enumerate(tensor.shape) if size == self._length]  # keys may be transposed
+        lengths = {self._length: 0, self._length + self._others.count: self._others.before}
+        dims = [dim for dim, size in enumerate(tensor.shape) if size in lengths]  # keys may be transposed
         if not dims or not tensor.is_floating_point() or not tensor.numel():
             return None
+        before = lengths[tensor.shape[dims[0]]] if self._others.count else 0
+        tensor = tensor.narrow(dims[0], before, self._length)
         apart = (tensor - tensor.narrow(dims[0], 0, 1)).abs().max()
         return bool(apart > _ALIKE * torch.finfo(tensor.dtype).eps * tensor.abs().max())
 
@@ -183,6 +199,12 @@ def _angles(seen: Sequence[_Seen], turn: _Seen) -> _Seen | None:
             return seen[number]
         waiting += [each for each in seen[number].makers if each not in known]
     return None
+
+
+def _wave(seen: Sequence[_Seen], turn: _Seen) -> tuple[str, OwnLine] | None:
+    """Which of sine and cosine something is turned by there, and where that is taken; None where it is not seen."""
+    angles = _angles(seen, turn)
+    return None if angles is None else (angles.name, angles.lines[0])
 
 
 def _line_beside(lines: Sequence[OwnLine], others: Sequence[OwnLine]) -> OwnLine:
