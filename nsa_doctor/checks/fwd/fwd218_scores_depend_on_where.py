@@ -78,4 +78,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=turns_queries_alone)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"))
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"), explained_by=("FWD262",))

@@ -30,10 +30,11 @@ _LENGTH = 61
 
 def run(subject: Subject) -> Iterator[Finding]:
     length = min(_LENGTH, subject.max_length)
-    reported: set[str] = set()
+    reported: set[tuple[str, str]] = set()  # functions: queries and keys may have a line each
     for change in length_changes(subject, length):
-        if change.place.line_text not in reported:
-            reported.add(change.place.line_text)
+        function = change.place.file, change.place.function or change.place.line_text
+        if function not in reported:
+            reported.add(function)
             yield Finding(
                 message=f"turning by positions changes lengths: {change.text}",
                 where=change.place,

@@ -311,3 +311,22 @@ def test_tables_in_buffers_are_followed() -> None:
     assert examined(Cached).verdict is Verdict.PASS
     (finding,) = examined(CachedWrong).findings
     assert finding.where.function == "turned"
+
+
+class OnLinesOfTheirOwn(Attends):
+    """Turns queries on one line and keys on another."""
+
+    def __init__(self) -> None:
+        super().__init__(wrong_sign)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, D)).permute(2, 0, 3, 1, 4)
+        cos, sin = (torch.cat((each, each), -1) for each in waves(q))
+        q = q * cos + q.roll(D // 2, -1) * sin
+        k = k * cos + k.roll(D // 2, -1) * sin
+        return self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+
+def test_queries_and_keys_of_one_function_are_one_finding() -> None:
+    (finding,) = examined(OnLinesOfTheirOwn).findings
+    assert finding.where.function == "forward"
