@@ -223,7 +223,7 @@ class _Watch(DispatchWatcher):
 
     def _is_alike(self, rows: Tensor, result: Tensor) -> bool:
         axis = self._axis(rows, result)
-        if axis is None or not (rows.is_floating_point() or rows.is_complex()):
+        if axis is None or not rows.numel() or not (rows.is_floating_point() or rows.is_complex()):
             return False
         apart = (rows - rows.select(axis, 0).unsqueeze(axis)).abs().max()
         return bool(apart <= _alike(rows)) and bool(rows.abs().max() > 0)
@@ -254,7 +254,7 @@ class _Watch(DispatchWatcher):
 
 def are_sines(columns: Tensor) -> bool:
     """Whether each column [S, N] goes up and down as a sine does, however slowly."""
-    if columns.shape[0] < 3 or not bool(torch.isfinite(columns).all()):
+    if columns.shape[0] < 3 or not columns.numel() or not bool(torch.isfinite(columns).all()):
         return False
     between, beside = columns[1:-1], columns[2:] + columns[:-2]
     factor = _turns(columns)

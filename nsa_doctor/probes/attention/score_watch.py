@@ -123,7 +123,7 @@ class _Watch(DispatchWatcher):
 
     def _projected(self, rows: Tensor, weight: Tensor) -> "_Fed | None":
         """How a product of one row for each token with something that is not is fed; None for another product."""
-        if weight.shape[-1] == len(rows):
+        if weight.shape[-1] == len(rows) or not rows.numel():
             return None
         tokens = self._tokens(rows)
         if tokens is None:

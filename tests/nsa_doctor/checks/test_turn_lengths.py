@@ -330,3 +330,13 @@ class OnLinesOfTheirOwn(Attends):
 def test_queries_and_keys_of_one_function_are_one_finding() -> None:
     (finding,) = examined(OnLinesOfTheirOwn).findings
     assert finding.where.function == "forward"
+
+
+def of_no_channels(x: Tensor) -> Tensor:
+    return x + (x[..., :0] * torch.zeros(x.shape[-2], 0).to(x)).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("code", ["FWD218", "FWD262"])
+def test_tables_without_columns_are_silent(code: str) -> None:
+    subject = small_subject(lambda: Attends(lambda x: halves(of_no_channels(x))), width=WIDTH, spec=("bidirectional",))
+    assert run_check(registry.load(code), subject).verdict is Verdict.PASS
