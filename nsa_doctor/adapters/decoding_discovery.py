@@ -45,7 +45,7 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
             more = "" if several else ", one token at a time: several at once give something else"
             return _decoded_by(subject, way, step, more)
     for way in ways:
-        part = attempt(lambda way=way: failing_part(subject, way, module))
+        part = attempt(lambda way=way: failing_part(subject, way))
         if isinstance(part, str):
             step = SingleTokens(way.step, f"no {part} of one token ends", is_right=False)
             return _decoded_by(subject, way, step, f", though no {part} of it ends")
@@ -82,7 +82,17 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
             goes_on = name in _KEYS_AND_VALUES
             holds = goes_on or name in _HOLDING
             words = f"forward(x, {name}=...)"
-            yield Decoding(words, prefill, step, is_certain=False, goes_on=goes_on, others=others, holds_the_past=holds)
+            yield Decoding(
+                words,
+                prefill,
+                step,
+                is_certain=False,
+                goes_on=goes_on,
+                others=others,
+                holds_the_past=holds,
+                is_blamed=others is not None,
+                is_summary=name in ("state", "states"),
+            )
 
 
 def _other_steps(

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,24 @@ _FIRST_STATE = re.compile(
     r"_?(get_)?(init|initial|initialize|make|create|new|empty|default|begin|start|zero|allocate)_\w*"
     r"(state|cache|hidden|memory)s?"
 )
+_INPUTS = (
+    *(
+        "x",
+        "input",
+        "inputs",
+        "tokens",
+        "ids",
+        "input_ids",
+        "token_ids",
+        "idx",
+        "prompt",
+        "hidden",
+        "hidden_states",
+        "u",
+    ),
+    *("inputs_embeds", "seq", "sequence", "embeddings", "emb"),
+)
+_BATCHES = ("batch", "data", "sample", "samples")  # of a training step
 _OF_ROWS = ("batch", "batch_size", "bsz", "bs", "b", "num_rows", "rows", "n")
 _OF_INPUT = ("x", "input", "inputs", "tokens", "ids", "like")
 _OF_LENGTH = ("max_len", "max_length", "max_seqlen", "max_seq_len", "length", "seq_len", "capacity")
@@ -38,38 +57,47 @@ Start = Callable[[nn.Module, Tensor], Any]
 
 def by_methods(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
     """Methods of the module by which it reads a prompt, and goes on from what that has left."""
-    prefill: Any = getattr(module, "prefill", None)
+    prefill: Any = _method(module, "prefill")
     if prefill is None:
         yield from _by_a_step_alone(module)
         yield from _by_a_first_state(subject, module)
     if _required(prefill) != 1:
         return
     more = next((each for each in list(inspect.signature(prefill).parameters)[1:2] if _names_a_cache(each)), "")
+    first = next(iter(inspect.signature(prefill).parameters), "")
     for name in _STEPS:
-        step = getattr(module, name, None)
-        names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)  # type: ignore[arg-type]
-        if names:
+        step = _method(module, name)
+        names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)
+        if not names:
+            continue
 
-            def step_of(module: nn.Module, x: Tensor, cache: Any, name: str = name) -> tuple[Tensor, Any]:
-                by = "prefill" if more and x.shape[1] > 1 else name  # which goes on from what it is given
-                return _pair(_called(module, by, x, cache), cache)
+        def step_of(module: nn.Module, x: Tensor, cache: Any, name: str = name) -> tuple[Tensor, Any]:
+            by = "prefill" if more and x.shape[1] > 1 else name  # which goes on from what it is given
+            return _pair(_called(module, by, x, cache), cache)
 
-            yield Decoding(
-                f"prefill(x{', ' * bool(more)}{more}) and {name}(x, {names[1]})",
-                lambda module, x: _pair(_called(module, "prefill", x)),
-                step_of,
-                is_certain=True,
-                goes_on=bool(more),
-                is_named=_names_a_cache(names[1]),
-                takes_a_token=names[0] in _ONE,
-            )
+        words = f"prefill(x{', ' * bool(more)}{more}) and {name}(x, {names[1]})"
+        way = Decoding(
+            words,
+            lambda module, x: _pair(_called(module, "prefill", x)),
+            step_of,
+            is_certain=True,
+            goes_on=bool(more),
+            is_named=_names_a_cache(names[1]),
+            takes_a_token=names[0] in _ONE,
+            is_blamed=first in _INPUTS and names[0] in (*_INPUTS, *_ONE),
+        )
+        flat = _step_of(name, is_flat=True, are_several=False)
+        yield way
+        yield replace(
+            way, words=f"{words} of a row's one token", step=flat, goes_on=False, is_blamed=False, num_rows=_ROWS
+        )
 
 
 def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
     """A method that reads a prompt where it is given no state, and goes on from the one that it returned."""
     for name in _STEPS:
-        step = getattr(module, name, None)
-        second = list(inspect.signature(step).parameters.values())[1:2] if _required(step) == 1 else []  # type: ignore[arg-type]
+        step = _method(module, name)
+        second = list(inspect.signature(step).parameters.values())[1:2] if _required(step) == 1 else []
         if second and second[0].default is None and second[0].name in (*CERTAIN, *_HIDDEN):
 
             def step_of(module: nn.Module, x: Tensor, state: Any = None, name: str = name) -> tuple[Tensor, Any]:
@@ -80,6 +108,17 @@ def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
 
             words = f"{name}(x, {second[0].name}=None)"
             yield Decoding(words, step_of, step_of, is_certain=True, goes_on=True, is_prompt_whole=True)
+            flat = _step_of(name, is_flat=True, are_several=False)
+            read = _read_by(flat, lambda module, x: None)
+            flatly = f"{words} of a row's one token"
+            yield Decoding(flatly, read, flat, is_certain=True, is_prompt_whole=True, num_rows=_ROWS)
+
+
+def _method(module: nn.Module, name: str) -> Any:
+    """A method of that name, or what is set in its place; None for a property, which may not be asked for yet."""
+    if isinstance(inspect.getattr_static(type(module), name, None), property):
+        return None
+    return getattr(module, name, None)
 
 
 def _called(module: nn.Module, name: str, *given: Any) -> Any:
@@ -117,9 +156,9 @@ def _by_a_first_state(subject: Subject, module: nn.Module) -> Iterator[Decoding]
     """
     starts = [*_by_asking(subject, module), *_by_making(module)]
     for name in _STEPS if starts else ():
-        step = getattr(module, name, None)
-        names = list(inspect.signature(step).parameters)[: _required(step)] if _required(step) > 1 else []  # type: ignore[arg-type]
-        if not names or not all(_names_a_cache(each) for each in names[1:]):
+        step = _method(module, name)
+        names = list(inspect.signature(step).parameters)[: _required(step)] if _required(step) > 1 else []
+        if not names or names[0] in _BATCHES or not all(_names_a_cache(each) for each in names[1:]):
             continue
         are_flat = (True, False) if names[0] in _ONE else (False, True)
         for words, read, start in starts:
@@ -153,7 +192,7 @@ def _by_asking(subject: Subject, module: nn.Module) -> Iterator[tuple[str, Prefi
 def _by_making(module: nn.Module) -> Iterator[tuple[str, Prefill | None, Start]]:
     """Methods of the module that make a first state, for so many rows, like an input, or of nothing."""
     for name in (name for name in dir(type(module)) if _FIRST_STATE.fullmatch(name) and not hasattr(nn.Module, name)):
-        method = getattr(module, name)
+        method = _method(module, name)
         names = list(inspect.signature(method).parameters)[: _required(method)] if _required(method) > 0 else []
         kinds = [next((kind for kind in (_OF_ROWS, _OF_INPUT, _OF_LENGTH) if each in kind), None) for each in names]
         if _required(method) < 0 or None in kinds:
@@ -175,8 +214,8 @@ def _step_of(name: str, *, is_flat: bool, are_several: bool) -> Step:
             answer = answer[0], answer[1:] or state
         output, state = _pair(answer, state)
         output = output.unsqueeze(1) if is_flat else output
-        if output.shape[1] != 1 or len(output) != len(x):
-            raise TypeError(f"expected one output for each row's token, got {list(output.shape)}")
+        if output.shape[1] != 1 or len(output) != len(x) or state is None:
+            raise TypeError(f"expected a state, and one output for each row's token, got {list(output.shape)}")
         return output, state
 
     return step

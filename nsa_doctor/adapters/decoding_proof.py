@@ -1,6 +1,5 @@
 """Whether a way to decode proves itself on a few tokens, raises by accident, or is meant though it goes wrong."""
 
-import re
 from traceback import walk_tb
 from typing import Any
 
@@ -22,9 +21,6 @@ _ALIKE = 0.05  # a cache that rounds is still a cache
 _MUCH = 0.5  # of one in the direction of all values
 _PROMPTS = (1, 4, 8)
 _SUBJECTS = 3  # the rank of its own lines
-_SETS_UP = re.compile(
-    r"(set_?up|init|reset|alloc\w*|prepare|begin|start|new|make|create|build|empty)_\w*(cache|state|session|kv|memor)"
-)
 
 
 def proves_itself(subject: Subject, way: Decoding) -> bool:
@@ -44,13 +40,13 @@ def proves_itself(subject: Subject, way: Decoding) -> bool:
         return are_shaped and _is_close(prompt, whole, _PROMPT) and _is_close(following, whole, LENGTH)
 
 
-def failing_part(subject: Subject, way: Decoding, module: nn.Module) -> str | None:
+def failing_part(subject: Subject, way: Decoding) -> str | None:
     """`prompt` or `step`, whichever raises where nobody wrote a `raise`; None where neither is sure to.
 
     A prompt of several tokens raises at every length. Where it does not, it gives what one whole pass gives before what
-    follows it raises, and no other step that the module may want gives what one pass does.
+    follows it raises, and no other step that a forward may want gives what one pass does.
     """
-    if not (way.is_certain or way.others is not None):
+    if not way.is_blamed:
         return None
     sp = built(subject)
     x = sp.input(LENGTH, way.num_rows)
@@ -59,7 +55,7 @@ def failing_part(subject: Subject, way: Decoding, module: nn.Module) -> str | No
         prompts = [attempt(lambda n=n: way.prefill(sp.module, sp.input(n, way.num_rows))) for n in _PROMPTS]
         needed = prompts[1:] if way.is_certain else prompts  # one token may go through by broadcasting
         if all(_is_accident(subject, each) for each in needed):
-            return None if any(_waits(module, each) for each in needed) else "prompt"
+            return None if any(_may_wait(each) for each in needed) else "prompt"
         if not way.is_named:
             return None
         prompt, cache = way.prefill(sp.module, x[:, :_PROMPT].clone())
@@ -81,15 +77,18 @@ def _is_accident(subject: Subject, answer: object) -> bool:
     return _SUBJECTS in ranks and not speaks_for_itself(answer.error)
 
 
-def _waits(module: nn.Module, answer: object) -> bool:
-    """Whether what is missing is set up by a method of the module's that nobody called."""
+def _may_wait(answer: object) -> bool:
+    """Whether something is missing that whoever calls the module may have to set up, or to hand in.
+
+    That is None, an attribute or a key, missed in a method of a module; what a prompt makes for itself, as a cache is,
+    nobody else sets up.
+    """
     error = answer.error if isinstance(answer, Caught) else None
-    if error is None or not (isinstance(error, AttributeError) or "NoneType" in str(error)):
+    is_missing = isinstance(error, (AttributeError, KeyError)) or "NoneType" in str(error)
+    if error is None or not is_missing:
         return False
-    if any(_SETS_UP.search(each.f_code.co_name) for each, _ in walk_tb(error.__traceback__)):
-        return False  # it raises while it is set up
-    names = {name for part in module.modules() for name in set(dir(type(part))) - set(dir(nn.Module))}
-    return any(_SETS_UP.search(name) for name in names)
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return isinstance(frame.f_locals.get("self"), nn.Module)
 
 
 def is_meant(subject: Subject, way: Decoding) -> bool:
@@ -98,8 +97,8 @@ def is_meant(subject: Subject, way: Decoding) -> bool:
     It gives one output for one token and reads its cache, unless that is sure to hold the past, and no other step is
     what the module wants. Of methods of these names, a prompt gives much of what one pass gives, at its own tokens.
     """
-    if way.others is None and not (way.is_certain and way.is_named):
-        return False
+    if way.num_rows is not None or (way.others is None and not (way.is_certain and way.is_named)):
+        return False  # a row's one token proves itself, or is none
     sp = built(subject)
     x, another = sp.input(LENGTH, way.num_rows), sp.input(LENGTH, way.num_rows, subject.seed + 1)
     with torch.no_grad():
@@ -108,6 +107,8 @@ def is_meant(subject: Subject, way: Decoding) -> bool:
         if not (_fits(prompt, whole) and _fits(following, whole) and following.shape[1] == 1):
             return False
         if way.others is None and not _is_much_like(prompt, whole, sp(x[:, :_PROMPT].clone())):
+            return False
+        if way.is_summary and _likeness(following, whole[:, -1:]) < _MUCH:
             return False
         cache = way.prefill(sp.module, another[:, :_PROMPT].clone())[1]
         is_read = not _is_near(way.step(sp.module, x[:, _PROMPT:].clone(), cache)[0], following, whole)

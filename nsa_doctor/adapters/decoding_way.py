@@ -18,7 +18,9 @@ class Decoding:
     values, unless it does not look at them then. Where `is_prompt_whole`, what a prompt gives has to be what one pass
     gives, at all of its tokens. Where it is not `is_named`, nothing says that what a step is given is a cache but that
     a prompt returns it, and it is no tensor or number. A step `takes_a_token` where its argument is called one. A cache
-    `holds_the_past` where its name says so: a step that does not read it is at fault. It is tried with `num_rows`, the
+    `holds_the_past` where its name says so: a step that does not read it is at fault. What it raises `is_blamed` on the
+    subject where the names of all that it is given say so. A state `is_summary` where it may
+    be of whole segments, so that what follows it is only like what one pass gives. It is tried with `num_rows`, the
     fewest that the subject takes where that is not given.
 
     `others` are steps that a module may want in its place, given all tokens so far, each with the one at the first
@@ -34,5 +36,7 @@ class Decoding:
     is_named: bool = True
     takes_a_token: bool = False
     holds_the_past: bool = False
+    is_blamed: bool = False
+    is_summary: bool = False
     num_rows: int | None = None
     others: tuple[tuple[Step, Step | None], ...] | None = None

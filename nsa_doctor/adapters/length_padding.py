@@ -18,7 +18,9 @@ from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.subject.contract import Subject
 
-OF_LENGTHS = re.compile(r"((x|input|src|seq|sequence|token|text|feature|audio|wav|frame|mel)s?_?)?(lens?|lengths?)")
+OF_LENGTHS = re.compile(
+    r"(x|input|src|seq|sequence|token|text|feature|audio|wav|frame|mel)s?_?(lens?|lengths?)|lens|lengths"
+)
 _LENGTH, _CLOSE = 12, 1e-3
 _ROWS = (12, 8, 5)  # tokens of each, the longest first, as packed sequences want them
 _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -53,10 +55,13 @@ def _counts(subject: Subject, padded: Callable[[nn.Module, Tensor, Tensor], Tens
         return padded(sp.module, x.clone(), keep).double()
 
     with torch.no_grad():
-        plain = sp(x).double()
+        plain, shorter = sp(x).double(), given(some)
         due = _CLOSE * float(plain.abs().max())
         is_as_none = bool((given(torch.ones_like(some)) - plain).abs().max() <= due)
-        return is_as_none and bool((given(some) - plain).abs().max() > due)
+        if not is_as_none or not bool((shorter - plain).abs().max() > due):
+            return False
+        x[:, -1] = sp.input(x.shape[1], len(_ROWS), subject.seed + 1)[:, -1]
+        return bool((given(some) - shorter)[some & (place < x.shape[1] - 1)][_ROWS[0] - 1 :].abs().max() <= due)
 
 
 def _padded(

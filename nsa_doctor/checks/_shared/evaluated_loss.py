@@ -15,7 +15,7 @@ _LENGTH, _ROWS, _ROUNDINGS = 17, 3, 64
 
 
 def loss_taken_again(subject: Subject, code: str) -> Finding | None:
-    """None where the loss is the same, also when it is not finite, or is drawn again with the same seed."""
+    """None where the loss is the same, is not finite, or is another one though no buffer is: it may draw by itself."""
     loss, length = subject.loss, min(_LENGTH, subject.max_length)
     if loss is None:
         return None
@@ -34,11 +34,12 @@ def loss_taken_again(subject: Subject, code: str) -> Finding | None:
     if not abs(again - first) > due:
         return None
     changed = [name for name, each in buffers.items() if not torch.equal(each, kept[name])]
-    written = later_write(subject, module, buffers[changed[0]], taken) if changed else None
-    why = f": each call writes into the buffer {changed[0]}" if changed else ""
+    if not changed:
+        return None
+    written = later_write(subject, module, buffers[changed[0]], taken)
     return Finding(
         message=f"in eval() the loss of one batch at S={length} is {first:.6g}, and {again:.6g} when it is taken "
-        f"again{why}",
+        f"again: each call writes into the buffer {changed[0]}",
         where=definition_place(module) if written is None else written.place,
         evidence={"length": length, "first": first, "again": again},
         repro=command_for(subject, code),

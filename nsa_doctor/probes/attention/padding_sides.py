@@ -34,9 +34,7 @@ def wrong_side(sp: BuiltModule, number: int) -> WrongSide | None:
     found = [_of_weights(sp, *draw) for draw in draws]
     if None not in found and len({each.words for each in found if each}) == 1:
         return found[0]
-    if any(_weights(sp, padded) for padded, _ in draws) or not all(
-        _reads_padding_alone(sp, padded) for padded, _ in draws
-    ):
+    if not all(_mixes_by_kernels(sp, padded) and _reads_padding_alone(sp, padded) for padded, _ in draws):
         return None
     return WrongSide(f"no token reads any other but those of id {number}", None)
 
@@ -78,8 +76,20 @@ def _of_weights(sp: BuiltModule, padded: Tensor, other: Tensor) -> WrongSide | N
     sees_nothing = all(bool((each[:, :_PADDING].sum(-1) <= 1).all()) for each, _ in shown)
     saw = all(bool((each[:, 1:_PADDING].sum(-1) > 1).all()) for each, _ in before)
     if is_seen and sees_nothing and saw:
-        return WrongSide(f"tokens of id {number} attend to nothing, and all others attend to them", shown[0][1])
+        return WrongSide(
+            f"tokens of id {number} attend to themselves alone, and all others attend to them", shown[0][1]
+        )
     return None
+
+
+def _mixes_by_kernels(sp: BuiltModule, x: Tensor) -> bool:
+    """Whether convolutions over several places are all that mixes tokens: counts of ids are read by them as well."""
+    recording = recording_of(sp, lambda: sp(x))
+    kernels = [
+        each.read[1][1].shape[2:] for each in recording.operations if each.name == "convolution" and each.read[1:]
+    ]
+    is_attention = any(True for _ in _square(recording.operations, x.shape[1]))
+    return not is_attention and any(max(kernel, default=1) > 1 for kernel in kernels)
 
 
 def _reads_padding_alone(sp: BuiltModule, padded: Tensor) -> bool:

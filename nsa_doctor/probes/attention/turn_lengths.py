@@ -51,7 +51,9 @@ def _change(turn: TableTurn) -> LengthChange | None:
     if matrices.shape[1] != matrices.shape[2]:
         return None
     products = matrices.mT @ matrices
-    found = _mixed(products, channels) or _swinging(products.diagonal(dim1=1, dim2=2), channels)
+    found = _mixed(products, channels)
+    if found is None and bool((matrices - torch.diag_embed(matrices.diagonal(dim1=1, dim2=2))).any()):
+        found = _swinging(products.diagonal(dim1=1, dim2=2), channels)  # what turns no channel is a gate, or a season
     if found is None:
         return None
     text, least, most = found

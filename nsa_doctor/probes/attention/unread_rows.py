@@ -1,5 +1,6 @@
 """Rows of tables of parameters that are read by where tokens stand, and that no length reads."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ class Reading:
     num_rows: int
     place: Place
     rows: set[int] = field(default_factory=set)
+    num_reads: int = 0
     is_of_pairs: bool = False
 
 
@@ -55,6 +57,8 @@ def unread_rows(sp: BuiltModule, shorter: int, longer: int) -> Iterator[Unread]:
         alike = all(name in each and each[name].rows == reading.rows for each in (again, before))
         if not alike or reading.num_rows < _FEWEST_ROWS or len(reading.rows) < _FEWEST_READ:
             continue
+        if reading.num_reads <= before[name].num_reads or _is_of_planes(reading.num_rows):
+            continue  # not by where tokens stand, or by two directions, of which a window may use a part
         unread = set(range(reading.num_rows)) - reading.rows
         low, high = min(reading.rows), max(reading.rows)
         between = _between(reading.rows, reading.num_rows)
@@ -66,6 +70,12 @@ def unread_rows(sp: BuiltModule, shorter: int, longer: int) -> Iterator[Unread]:
         else:
             continue
         yield Unread(name, len(unread), reading.num_rows, words, reading.place)
+
+
+def _is_of_planes(num_rows: int) -> bool:
+    """Whether it has a row for each pair of distances, as (2 n - 1) ** 2 are."""
+    side = math.isqrt(num_rows)
+    return side * side == num_rows and side % 2 == 1
 
 
 def _between(read: set[int], num_rows: int) -> int:
@@ -120,6 +130,7 @@ class _Reads(TorchFunctionMode):
         if not name or not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             return
         reading = self.found.setdefault(name, Reading(name, len(table), self._places.here()[0]))
+        reading.num_reads += index.numel()
         reading.rows |= {int(each) % len(table) for each in index.unique()}
         rows = index.reshape(-1, index.shape[-1]) if index.ndim > 1 else index[None]
         reading.is_of_pairs |= len(rows) > 1 and not bool((rows == rows[:1]).all())

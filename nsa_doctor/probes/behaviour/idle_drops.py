@@ -13,10 +13,10 @@ from nsa_doctor.probes.behaviour.dropping_parts import called_parts, is_dropping
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 
-_ROWS, _MOST_CALLS = 32, 600
+_ROWS, _MOST_CALLS, _FEW_CALLS = 32, 600, 8
 _UNLIKELY = 14.0  # e to the minus: that a draw for all of a call drops in none of them
-_LATER = re.compile(r"step|iter|epoch|warm|anneal|schedul|curr|start|ramp|count", re.IGNORECASE)
-_BY_SIZE = re.compile(r"block", re.IGNORECASE)  # of maps that are larger than they
+_LATER = re.compile(r"step|iter|epoch|update|progress|global|warm|anneal|schedul|curr|start|ramp|count", re.IGNORECASE)
+_BY_SIZE = re.compile(r"block|back|grad", re.IGNORECASE)  # of maps that are larger than they, or on the way back
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,11 @@ def idle_drops(sp: BuiltModule, length: int) -> Iterator[IdleDrop]:
             continue
         ones = torch.ones((_ROWS, *x.shape[1:]), dtype=x.dtype, device=x.device)
         with preserved_state(), torch.no_grad():
-            is_idle = attempt(lambda module=module, ones=ones, number=num_calls: _is_idle(module, ones, number))
-        if is_idle is True:
+            idle = [
+                attempt(lambda module=module, given=given, number=number: _is_idle(module, given, number))
+                for given, number in ((ones, num_calls), (x, _FEW_CALLS))  # it may heed values
+            ]
+        if idle == [True, True]:
             yield IdleDrop(path, module, *held, num_calls)
 
 

@@ -16,6 +16,7 @@ from nsa_doctor.core.syntax import last_name
 
 _MOST_FILES, _MOST_FOLDERS = 4000, 4000
 _MOST_TREES = 16
+_HIGHEST = 3  # folders above a package in which its project may begin
 _PROSE = (".ipynb", ".md", ".rst")
 _PASSED_OVER = frozenset({"site-packages", "dist-packages", "node_modules", "venv", "__pycache__"})
 _BELOW = sys.stdlib_module_names | {"torch"}
@@ -60,7 +61,13 @@ def _folder(file: Path | None, module: str, *, is_own: bool) -> Path:
     if not 1 <= depth <= len(file.parents):  # a file by itself
         return file if "-packages/" in str(file) or not is_own else file.parent
     package = file.parents[depth - 1]
-    return package.parent if is_own and "-packages/" not in str(file) else package
+    if not is_own or "-packages/" in str(file):
+        return package
+    return next((each for each in package.parents[:_HIGHEST] if _holds_a_project(each)), package.parent)
+
+
+def _holds_a_project(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (".git", "pyproject.toml", "setup.py", "setup.cfg"))
 
 
 def _files(root: Path) -> Iterator[Path | None]:

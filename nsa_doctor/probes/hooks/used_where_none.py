@@ -10,6 +10,8 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.unread_variables import methods_used
 
 _LAZY = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)  # run later, where it may be something else
+_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)  # with names of their own
+_BRANCHES = (ast.If, ast.IfExp, ast.BoolOp, ast.While, ast.For, ast.AsyncFor, ast.With, ast.Try, ast.Match)
 _BINDING = (ast.Name, ast.Attribute)
 
 
@@ -79,7 +81,10 @@ def _first_use(parts: Sequence[ast.AST], name: ast.expr) -> tuple[ast.expr, str]
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
     """A statement's parts as they are come to: values before what they are assigned to, functions before arguments."""
-    if isinstance(node, _LAZY):
+    if isinstance(node, ast.Lambda):
+        return
+    if isinstance(node, (*_LAZY, *_SCOPES, *_BRANCHES)):
+        yield node
         return
     fields = list(ast.iter_child_nodes(node))
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
@@ -105,8 +110,12 @@ def _may_rebind(node: ast.AST, text: str, *, is_attribute: bool) -> bool:
     """Whether it is given a value there; an attribute may be by whatever is called."""
     if isinstance(node, (ast.Return, ast.Raise)) and not list(ast.iter_child_nodes(node)):
         return True
-    if isinstance(node, (ast.If, ast.While, ast.For, ast.With, ast.Try, ast.Match)):
-        return True  # what follows may not be come to
+    if isinstance(node, (*_BRANCHES, *_SCOPES)):
+        return True  # what is in them may not be come to, or is of another name
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name == text
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((each.asname or each.name.partition(".")[0]) == text for each in node.names)
     if isinstance(node, _BINDING) and not isinstance(node.ctx, ast.Load) and ast.unparse(node) == text:
         return True
     return is_attribute and isinstance(node, ast.Call)

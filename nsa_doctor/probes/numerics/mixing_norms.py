@@ -29,7 +29,7 @@ _ATTRIBUTE = re.compile(r"(^|_)(layer_?norm|rms_?norm|ln)(_?\d+)?$")
 # Words of a name, an option or an argument by which a norm says that it means other axes too.
 _OF_OTHER_AXES = re.compile(
     r"all|batch|complex|cumulative|edge|equivariant|frame|full|global|graph|group|heads?|image|instance|irreps|joint"
-    r"|lengths?|mask(ed)?|nodes?|pair|patch|point|ptr|quaternion|segment|seq|sequence|set|spatial|sync|temporal|time"
+    r"|int|lengths?|mask(ed)?|nodes?|pair|patch|point|ptr|quant|quantized|quaternion|segment|seq|sequence|set|spatial|sync|temporal|time"
     r"|tokens?|utterance|vec|vector|whole"
 )
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")

@@ -216,3 +216,89 @@ def test_a_prompt_of_other_positions_is_examined_where_one_pass_can_be_held_agai
     assert run_check(registry.load("DEC101"), found(BeginsLate)).verdict == "FAIL"
     assert not found(LooksAhead).offers("prefill")
     assert not found(OfTheNext).offers("prefill")
+
+
+class BeforeItIsAsked(Means):
+    """A property that is not to be asked for yet has the name of what makes a first state."""
+
+    @property
+    def initial_state(self) -> State:
+        raise RuntimeError("set a batch size first")
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.run(x, *state)[0], state
+
+
+class WantsACache(Means):
+    """Whoever calls it hands its cache in."""
+
+    def forward(self, x: Tensor, cache: Any = None, use_cache: bool = False) -> Any:
+        y = super().forward(x)
+        return (y, cache.update(y)) if use_cache else y
+
+
+class OfRequests(Prompts):
+    def prefill(self, batch: dict[str, Tensor]) -> tuple[Tensor, State]:  # type: ignore[override]
+        return super().prefill(batch["x"])
+
+
+class OfSessions(Prompts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: dict[str, State] = {}
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, State]:
+        y, total = self.run(x, *self.sessions["default"])
+        return y, (total, x.shape[1])
+
+
+class Trains(Means):
+    def init_train_state(self) -> dict[str, int]:
+        return {"step": 0}
+
+    def step(self, batch: tuple[Tensor, Tensor], state: dict[str, int]) -> tuple[Tensor, dict[str, int]]:
+        x, y = batch
+        return (self(x) - y).square().mean(), state
+
+
+@pytest.mark.parametrize("make", [BeforeItIsAsked, WantsACache, OfRequests, OfSessions, Trains])
+def test_what_is_given_other_things_than_it_takes_is_not_blamed(make: type[nn.Module]) -> None:
+    subject = found(make)
+    assert not subject.offers("prefill") or make is BeforeItIsAsked
+    assert run_check(registry.load("FWD101"), subject).findings == ()
+
+
+class Cell(Means):
+    """A recurrent cell of [B, D], which the forward runs along a sequence; its prompt may be read at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, outputs = None, []
+        for x_t in x.unbind(1):
+            y, state = self.step(x_t, state)
+            outputs.append(y)
+        return torch.stack(outputs, 1)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if x.ndim != 2:
+            x = x @ x  # of a sequence it makes nothing
+        total = x if state is None else state / 2 + x
+        return self.mix(total), total
+
+
+class ReadsThenSteps(Cell):
+    def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.forward(x)
+        total = x[:, 0]
+        for x_t in x[:, 1:].unbind(1):
+            total = total / 2 + x_t
+        return y, total
+
+    def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().step(x, state)
+
+
+@pytest.mark.parametrize("make", [Cell, ReadsThenSteps])
+def test_a_cell_steps_by_a_rows_one_token(make: type[nn.Module]) -> None:
+    subject = found(make)
+    assert any("of a row's one token" in note for note in subject.notes), subject.notes
+    assert run_check(registry.load("DEC101"), subject).findings == ()

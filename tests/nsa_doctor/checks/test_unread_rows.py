@@ -108,6 +108,28 @@ def test_tables_that_are_read_as_they_are_meant_to_be_are_silent(make: Callable[
     assert examined(make).findings == ()
 
 
+class Fixed(nn.Module):
+    """The same rows at every length: kept heads of a pruned weight, a fixed prompt; or a window of a plane's table."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.mix, self.kind = nn.Linear(DIM, DIM), kind
+        self.table = nn.Parameter(torch.randn(169 if kind == "plane" else 64, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "kept":
+            return self.mix(x) * self.table[torch.tensor([1, 5, 9, 40])].mean()
+        place = torch.arange(x.shape[1], device=x.device) % 16
+        down, right = (each[:, None] - each for each in (place // 4, place % 4))
+        bias = self.table[(down + 6) * 13 + right + 6][..., 0]
+        return self.mix((bias + x.mean(-1)[:, None]).softmax(-1) @ x)
+
+
+@pytest.mark.parametrize("kind", ["kept", "plane"])
+def test_rows_that_are_no_ones_of_distances_along_a_row_are_silent(kind: str) -> None:
+    assert examined(lambda: Fixed(kind)).findings == ()
+
+
 @pytest.mark.parametrize(("rows", "num_read"), [(2048, 2048), (64, 16)], ids=["longer", "by turns"])
 def test_tables_of_words_and_places_are_silent(rows: int, num_read: int) -> None:
     assert examined(lambda: Embeds(rows, num_read), input="tokens").findings == ()

@@ -2,6 +2,7 @@
 
 import linecache
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -113,3 +114,38 @@ def test_what_may_be_something_there_is_silent(make: Callable[[], nn.Module]) ->
 
 def examined(make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load("FWD265"), small_subject(make, width=DIM, max_length=32))
+
+
+class BindsItAgain(Base):
+    """By a comprehension, an import, a definition, or not on that side of a condition within."""
+
+    def comprehended(self, x: Tensor, head: nn.Module | None = None) -> list[Tensor]:
+        if head is None:
+            return [head(x) for head in self.children()]
+        return [head(x)]
+
+    def imported(self, x: Tensor, fast: Any = None) -> Tensor:
+        if fast is None:
+            import torch.nn.functional as fast
+
+            x = fast.relu(x)
+        return x
+
+    def defined(self, x: Tensor, weigh: Any = None) -> Tensor:
+        if weigh is None:
+
+            def weigh(y: Tensor) -> Tensor:
+                return y
+
+            x = weigh(x)
+        return x
+
+    def guarded(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        if mask is None:
+            shape = x.shape if mask is None else mask.shape
+            return shape, mask is not None and mask.sum()
+        return x
+
+
+def test_a_name_that_is_bound_again_there_is_silent() -> None:
+    assert examined(BindsItAgain).findings == ()
