@@ -230,3 +230,22 @@ def test_initialisers_that_are_called_or_change_nothing_are_silent(examine: Exam
 def test_other_definitions_of_that_name_are_no_calls(examine: Examine) -> None:
     others = {"packaged/functions": "def init_weights(model):\n    pass\n__all__ = ['init_weights']\n"}
     assert found(examine(layer(WIDE), **others)).evidence["method"] == "init_weights"
+
+
+@pytest.mark.parametrize("has_project", [True, False])
+def test_a_script_beside_the_folder_of_sources_is_read_where_a_project_holds_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_project: bool
+) -> None:
+    package = tmp_path / "project" / "src" / "beside"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "model.py").write_text(layer(WIDE), encoding="utf-8")
+    (tmp_path / "project" / "train.py").write_text("from beside.model import make\nmake().init_weights()\n")
+    if has_project:
+        (tmp_path / "project" / "pyproject.toml").touch()
+    monkeypatch.syspath_prepend(package.parent)
+    make = importlib.import_module("beside.model").make
+    result = run_check(registry.load("GRD226"), small_subject(make, width=DIM, packages=("beside",)))
+    for name in ("beside", "beside.model"):
+        del sys.modules[name]
+    assert len(result.findings) == (not has_project)
