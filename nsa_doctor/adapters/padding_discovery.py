@@ -2,23 +2,22 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.answer_shapes import of_tokens, with_answers_for_tokens
-from nsa_doctor.adapters.input_discovery import called, parameter_names
+from nsa_doctor.adapters.answer_shapes import with_answers_for_tokens
+from nsa_doctor.adapters.input_discovery import parameter_names
 from nsa_doctor.adapters.length_padding import OF_LENGTHS, by_lengths
+from nsa_doctor.adapters.masked_answer import masked_answer, padded_answer
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.deliberate import is_on_purpose
-from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.subject.contract import Subject
 
@@ -59,7 +58,7 @@ def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Mas
     """How padding is masked by one of these parameters, and in words."""
     for name in names:
         meanings = {words: meant for words, meant in _MEANINGS.items() if "pad" in name or "padding" not in words}
-        ways = {words: (partial(_padded, subject, way, name, meant), meant) for words, meant in meanings.items()}
+        ways = {words: (partial(padded_answer, subject, way, name, meant), meant) for words, meant in meanings.items()}
         if subject.answer is not None and name == "mask":  # it may be of what is pooled, or to be filled in
             hiding = [words for words in ways if attempt(partial(_hides_the_end, subject, ways[words][0])) is True]
             ways = {words: ways[words] for words in hiding}
@@ -75,7 +74,7 @@ def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Mas
                 how = f"{words}, though one of no padding is not as none"
                 return padded, f"padding is masked by forward(x, {name}=...), {how}"
         if _OF_TOKENS.fullmatch(name) and attempt(partial(_is_lost, subject, way, name)) is True:
-            padded = partial(_padded, subject, way, name, Tensor.bool)
+            padded = partial(padded_answer, subject, way, name, Tensor.bool)
             return padded, f"forward(x, {name}=...) is taken to mask padding, true for tokens: it changes nothing"
         for words, (padded, meant) in ways.items():
             if attempt(partial(_is_for_one_row, subject, padded, way, name, has_size=meant is Tensor.long)) is True:
@@ -105,7 +104,7 @@ def _is_for_one_row(subject: Subject, padded: Masked, way: str | None, name: str
             return False
         for form in forms:
             mask = torch.ones((*form, length), dtype=torch.bool, device=x.device)
-            served = partial(_padded, subject, way, name, lambda _keep, mask=mask: mask)
+            served = partial(padded_answer, subject, way, name, lambda _keep, mask=mask: mask)
             if not isinstance(attempt(partial(served, sp.module, x.clone(), x)), Caught):
                 return False
     marks = partial(_marks_padding, subject, padded, has_size=has_size, mode="eval", length=_LENGTH, rows=1)
@@ -152,37 +151,13 @@ def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
     first[:, 1:] = False
 
     def given(mask: Tensor) -> Tensor:
-        return _answered(subject, sp.module, x.clone(), way, {name: mask})
+        return masked_answer(subject, sp.module, x.clone(), way, {name: mask})
 
     with torch.no_grad():
         plain = sp(x)
         if not all(torch.equal(given(mask), plain) for mask in (every, first, ~first)):
             return False
     return is_kept_from_parts(sp.module, name)
-
-
-def _padded(
-    subject: Subject,
-    way: str | None,
-    name: str,
-    meant: Callable[[Tensor], Tensor],
-    module: nn.Module,
-    x: Tensor,
-    keep: Tensor,
-) -> Tensor:
-    """The output for x [B, S, ...] of which `keep` [B, S] says which tokens are no padding."""
-    return _answered(subject, module, x, way, {name: meant(keep)})
-
-
-def _answered(subject: Subject, module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Tensor]) -> Tensor:
-    """The output [B, S, ...] for x beside these arguments."""
-
-    def forward(module: nn.Module, x: Tensor) -> Any:
-        answer = called(module, x, way, options)
-        return answer if subject.answer is None else of_tokens(answer, x, *subject.answer)
-
-    masked = replace(subject, forward=forward)
-    return checked_answer(masked, masked.forward(module, x), x)[0]
 
 
 def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nsa_doctor.probes.internal import DROPOUTS
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.part_calls import part_calls
 
 _NAME = re.compile(r"drop|stochastic_?depth", re.IGNORECASE)
 _OF_WHOLES = re.compile(  # which are left out as they are, and not to keep a mean
@@ -36,20 +35,6 @@ def share_of(module: nn.Module) -> tuple[str, float] | None:
 
 def called_parts(sp: BuiltModule, length: int, parts: Sequence[nn.Module]) -> dict[str, tuple[nn.Module, Tensor]]:
     """Those that a pass calls with a tensor alone and that answer with one of its shape, by path; and that tensor."""
-    called: dict[str, tuple[nn.Module, Tensor]] = {}
     names = {module: name for name, module in sp.module.named_modules()}
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = (*args, *kwargs.values())
-        is_plain = len(given) == 1 and isinstance(given[0], Tensor) and isinstance(output, Tensor)
-        if is_plain and given[0].is_floating_point() and output.shape == given[0].shape:
-            called[names[module]] = module, given[0].detach()
-
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in parts]
-    try:
-        with torch.no_grad():
-            sp(sp.input(length, 2))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return called
+    calls = part_calls(sp, parts, length).items()
+    return {names[module]: (module, call.x) for module, call in calls if not call.args and not call.kwargs}

@@ -8,7 +8,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.recording import Operation
 from nsa_doctor.probes.internal import NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.part_calls import PartCall, part_calls
 from nsa_doctor.probes.numerics.divergence import answer_place, recording_of
 
 _NAME = re.compile(r"(layer|rms|scale)_?norm(ali[sz]ation)?(gated|fp32|\d[dD]?)?$", re.IGNORECASE)
@@ -61,24 +61,15 @@ class MixingNorm:
     size: float
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What a norm is first given in a pass: its tensor, and what stands beside it."""
-
-    x: Tensor
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 def mixing_norms(sp: BuiltModule, length: int) -> Iterator[MixingNorm]:
     """The norms over features that a pass calls and whose statistics are taken over several tokens; innermost alone."""
     norms = {module: name for name, module in sp.module.named_modules() if _is_over_features(sp, name, module)}
     if not norms:
         return
-    called = _called(sp, norms, length)
+    called = part_calls(sp, norms, length)
     further = min(length + max(_SECOND, sp.subject.whole_multiples_of), sp.subject.max_length)
     with unobserved():
-        again = attempt(lambda: _called(sp, norms, further)) if further > length else {}
+        again = attempt(lambda: part_calls(sp, norms, further)) if further > length else {}
     found: list[MixingNorm] = []
     for module, call in called.items():
         second = None if isinstance(again, Caught) else again.get(module)
@@ -126,28 +117,9 @@ def _is_over_features(sp: BuiltModule, name: str, module: nn.Module) -> bool:
     return not any(_OF_OTHER_AXES.fullmatch(word.lower()) for text in said for word in _WORDS.findall(text))
 
 
-def _called(sp: BuiltModule, norms: dict[nn.Module, str], length: int) -> dict[nn.Module, _Call]:
-    """What each of them is given first in a pass, where it answers with a tensor of that shape."""
-    called: dict[nn.Module, _Call] = {}
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        x = args[0] if args else None
-        if module in called or not isinstance(x, Tensor) or not isinstance(output, Tensor):
-            return
-        if x.is_floating_point() and x.shape == output.shape:
-            called[module] = _Call(x.detach().clone(), args[1:], kwargs)
-
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in norms]
-    try:
-        with torch.no_grad():
-            sp(sp.input(length, 2))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return called
-
-
-def _mixing(sp: BuiltModule, module: nn.Module, call: _Call, second: _Call | None, length: int) -> MixingNorm | None:
+def _mixing(
+    sp: BuiltModule, module: nn.Module, call: PartCall, second: PartCall | None, length: int
+) -> MixingNorm | None:
     generator = torch.Generator().manual_seed(sp.subject.seed)
     x = torch.randn(call.x.shape, generator=generator, dtype=torch.float64).to(call.x)
 

@@ -1,0 +1,40 @@
+"""What parts of a module are called with, first, in one pass."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.probes.model.built_module import BuiltModule
+
+
+@dataclass(frozen=True)
+class PartCall:
+    """A call that is given a tensor `x` first and answers with one of its shape; `args` and `kwargs` are the rest."""
+
+    x: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def part_calls(sp: BuiltModule, parts: Iterable[nn.Module], length: int) -> dict[nn.Module, PartCall]:
+    """The first such call of each of these parts, without those that have none."""
+    called: dict[nn.Module, PartCall] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        x = args[0] if args else None
+        if module in called or not isinstance(x, Tensor) or not isinstance(output, Tensor):
+            return
+        if x.is_floating_point() and x.shape == output.shape:
+            called[module] = PartCall(x.detach().clone(), args[1:], kwargs)
+
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in parts]
+    try:
+        with torch.no_grad():
+            sp(sp.input(length, 2))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
