@@ -86,11 +86,10 @@ def by_methods(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
             takes_a_token=names[0] in _ONE,
             is_blamed=first in _INPUTS and names[0] in (*_INPUTS, *_ONE),
         )
-        flat = _step_of(name, is_flat=True, are_several=False)
+        flat, flatly = _step_of(name, is_flat=True, are_several=False), f"{words} of a row's one token"
+        # first, if it is right for several rows: one row's [1, 1, D] may pass for [1, D] by broadcasting
+        yield replace(way, words=flatly, step=flat, is_certain=False, goes_on=False, is_blamed=False, num_rows=_ROWS)
         yield way
-        yield replace(
-            way, words=f"{words} of a row's one token", step=flat, goes_on=False, is_blamed=False, num_rows=_ROWS
-        )
 
 
 def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
