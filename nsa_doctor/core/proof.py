@@ -5,7 +5,7 @@ from typing import Literal
 
 from nsa_doctor.core.share import Share
 
-Fate = Literal["noticed", "missed", "unknown", "raises", "same", "other parameters"]
+Fate = Literal["noticed", "missed", "unknown", "raises", "same", "other order", "other parameters"]
 COUNTED: tuple[Fate, ...] = ("noticed", "missed", "unknown")
 
 
@@ -14,9 +14,10 @@ class MutantFate:
     """One small change of a line, and what became of it.
 
     `noticed` is NO-GO, `missed` GO, `unknown` neither. What `raises` at every length, or when it is built, is noticed
-    by anybody; the `same` computes what it did, up to rounding; `other parameters` is another model, of which nothing
-    says that it is wrong: these three do not count. `changed` says what it does, where and by how much, `by` who
-    noticed.
+    by anybody; the `same` computes what it did, up to rounding; `other order` computes it with parameters exchanged or
+    negated, as where one projection's queries and keys change places: a checkpoint tells them apart, training does not;
+    `other parameters` is another model, of which nothing says that it is wrong: these four do not count. `changed` says
+    what it does, where and by how much, `by` who noticed.
     """
 
     file: str

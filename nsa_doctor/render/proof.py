@@ -9,6 +9,7 @@ from nsa_doctor.core.text import counted, joined, numbers
 _WORDS = {
     "raises": "raise at once",
     "same": "compute the same",
+    "other order": "compute the same with parameters exchanged or negated",
     "other parameters": "have other parameters",
 }
 _MOST_FILES = 3

@@ -46,6 +46,7 @@ _SECONDS = 60
 _NO_COPY = {"symptom": "no copy"}  # as where autograd had threads
 _HASH_SEEDS, _OTHER_WEIGHTS = (1, 2, 3, 4, 5), 31337
 _FORKS = 3
+_SECONDS_OF_SEEDS = 20.0  # after which no further interpreter is started
 _TIMES_SLOWER = 40.0  # a machine whose other cores are busy, three modules each once more in half precision, imports
 _UNASKED = 391
 _NUMBERS = range(1, 9)  # how many numbers further: one of them leaves any remainder by a number up to 8
@@ -99,7 +100,8 @@ def in_this_process(
 def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:
     """What differs in an interpreter started for it from what is seen here; {} for nothing.
 
-    Where functions of the subject look at hashes, several are started: half of all seeds may give the same.
+    Where functions of the subject look at hashes, several are started, as far as there is time: half of all seeds may
+    give the same.
     """
     if not subject.is_slow:  # at a length that nobody asked for before: what is kept by length begins there
         calls = [*calls, replace(calls[0], length=min(_UNASKED, subject.max_length))]
@@ -114,7 +116,10 @@ def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge
                 break  # it is built otherwise each time: nothing can be compared
             expected.append(_Expected(call, first, of_own))
     seeds = _HASH_SEEDS if any(map(looks_at_hashes, functions)) else _HASH_SEEDS[:1]
+    end = time.perf_counter() + _SECONDS_OF_SEEDS
     for seed in seeds:
+        if seed != seeds[0] and time.perf_counter() > end:
+            break
         second = SecondInterpreter(here, start, seed, _SECONDS)
         if found := _differing(second, here, calls, expected, judge, judge_of_own):
             return found

@@ -20,7 +20,12 @@ from nsa_doctor.policy.policy import Policy
 from nsa_doctor.policy.proving.mutants import Mutant
 from nsa_doctor.policy.verdict import Evidence, decide
 
-_UNCOUNTED: Mapping[str, Fate] = {"same": "same", "other parameters": "other parameters", "raises": "raises"}
+_UNCOUNTED: Mapping[str, Fate] = {
+    "same": "same",
+    "other order": "other order",
+    "other parameters": "other parameters",
+    "raises": "raises",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,8 +99,8 @@ def _attends(layer: nn.Module) -> bool:
 
 @contextmanager
 def _without_matrices(part: nn.Module) -> Iterator[bool]:
-    """With zeros in every parameter of two or more axes; whether there is one."""
-    matrices = [each for each in part.parameters() if each.dim() > 1]
+    """With zeros in every matrix of what it computes; whether there is one."""
+    matrices = list(_matrices(part))
     kept = [each.detach().clone() for each in matrices]
     try:
         for each in matrices:
@@ -109,6 +109,17 @@ def _without_matrices(part: nn.Module) -> Iterator[bool]:
     finally:
         for each, values in zip(matrices, kept, strict=True):
             each.copy_(values)
+
+
+def _matrices(part: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters of two or more axes; not those with which what is around a part with matrices mixes its streams.
+
+    As hyper-connections do (arXiv 2409.19606): their own matrices are the residual.
+    """
+    for module in part.modules():
+        is_around = any(each.dim() > 1 for child in module.children() for each in child.parameters())
+        own = [] if is_around else [each for each in module.parameters(recurse=False) if each.dim() > 1]
+        yield from own
 
 
 def _is_alike(sp: BuiltModule, inputs: tuple[Tensor, Tensor]) -> bool:

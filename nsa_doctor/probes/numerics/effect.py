@@ -1,7 +1,8 @@
 """What a changed source does to a subject: its outputs and gradients beside those of the source as it stands."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +16,15 @@ from nsa_doctor.probes.model.identity import shapes_of
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
+from nsa_doctor.probes.numerics.relabelling import relabelled
 from nsa_doctor.probes.tensors.tolerance import deviation, largest
 from nsa_doctor.subject.contract import Subject
 
 _OUTPUT = "output"
 _ROWS = 2
 _STEPS = 3
-Kind = Literal["changed", "same", "other parameters", "raises"]
+_MOST_SECONDS = 4.0  # to look for another order of the parameters
+Kind = Literal["changed", "same", "other order", "other parameters", "raises"]
 Values = dict[str, Tensor]
 
 
@@ -126,12 +129,43 @@ def compared(subject: Subject, file: Path) -> Iterator[Place | Effect]:
         answers = True
         said = lost or _difference(found, expected, place, terms, getattr(torch, subject.dtype))
         if said:
-            yield Effect("changed", said)
+            is_ordered = not lost and _is_other_order(subject, module, kept["passes"], terms)
+            yield Effect("other order" if is_ordered else "changed", said)
             return
     if lost:
         yield Effect("changed" if answers else "raises", lost)
     else:
         yield Effect("same")
+
+
+def _is_other_order(
+    subject: Subject, module: nn.Module, passes: Sequence[tuple[int, str, Values]], terms: Terms
+) -> bool:
+    """Whether parameters in another order, or of another sign, give everything that was written down but gradients."""
+    outputs = [(Place(length, mode), {_OUTPUT: values[_OUTPUT]}) for length, mode, values in passes]
+    place, expected = min(outputs, key=lambda each: (each[0].length < _ROWS, each[0].mode != "eval", each[0].length))
+    dtype = getattr(torch, subject.dtype)
+    sp = built(subject, dtype=terms.dtype, is_randomised=False)  # one for all: what is like there is looked at again
+    x = sp.input(place.length, batch=terms.rows)
+
+    def is_alike_there(parameters: Mapping[str, Tensor]) -> bool:
+        _give(sp.module, parameters)
+        with torch.no_grad():
+            found = attempt(lambda: sp(x))
+        return not isinstance(found, Caught) and not _difference({_OUTPUT: found}, expected, place, terms, dtype)
+
+    def is_alike(place: Place, expected: Values, ordered: Terms) -> bool:
+        found = attempt(lambda: values_at(subject, place, ordered)[_OUTPUT])
+        return not isinstance(found, Caught) and not _difference({_OUTPUT: found}, expected, place, terms, dtype)
+
+    end = time.perf_counter() + _MOST_SECONDS
+    for parameters in relabelled(module, terms.parameters):
+        if is_alike_there(parameters):
+            ordered = replace(terms, parameters=parameters)
+            return all(is_alike(*each, ordered) for each in outputs)
+        if time.perf_counter() > end:
+            break
+    return False
 
 
 def _difference(found: Values, expected: Values, place: Place, terms: Terms, dtype: torch.dtype) -> str:

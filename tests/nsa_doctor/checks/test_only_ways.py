@@ -1,13 +1,13 @@
 """A part that lays tokens out anew is the only way into a stage as it is meant to be; a bare sublayer is not."""
 
 import pytest
-from torch import Tensor, cat, nn
+from torch import Tensor, cat, einsum, eye, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.test_comparisons import embedding_subject
 
-DIM = 8
+DIM, STREAMS = 8, 3
 
 
 class _Attention(nn.Module):
@@ -72,3 +72,37 @@ class _OfLists(nn.Module):
 def test_layers_that_are_lists_are_asked_for_what_is_called(has_residual: bool) -> None:
     result = run_check(registry.load("FWD232"), embedding_subject(lambda: _OfLists(has_residual=has_residual)))
     assert [finding.evidence["part"] for finding in result.findings] == ["1"] * (not has_residual)
+
+
+class _Streams(nn.Module):
+    """Around a part: streams of the residual that a matrix mixes, and the part's answer added to all of them."""
+
+    def __init__(self, part: nn.Module, *, has_residual: bool) -> None:
+        super().__init__()
+        self.part, self.residual = part, nn.Parameter(eye(STREAMS) + 0.1)
+        self.has_residual = has_residual
+
+    def forward(self, streams: Tensor) -> Tensor:
+        answer = self.part(streams.mean(0)).expand_as(streams)
+        return answer + einsum("st,tbnd->sbnd", self.residual, streams) if self.has_residual else answer
+
+
+class _Hyper(nn.Module):
+    def __init__(self, *, has_residual: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([_Streams(part, has_residual=has_residual) for part in (_Attention(), nn.Linear(DIM, DIM))])
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        streams = x.expand(STREAMS, *x.shape)
+        for attention, out in self.layers:
+            streams = out(attention(streams))
+        return streams.sum(0)
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_the_matrix_that_mixes_streams_of_the_residual_is_no_part(has_residual: bool) -> None:
+    result = run_check(registry.load("FWD232"), embedding_subject(lambda: _Hyper(has_residual=has_residual)))
+    assert [finding.evidence["part"] for finding in result.findings] == ["0"] * (not has_residual)

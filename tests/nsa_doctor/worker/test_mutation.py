@@ -152,3 +152,60 @@ def test_other_initial_values_of_the_same_parameters_are_no_change(package, tmp_
     effect_of(subject_of(package({"mixer.py": MIXER})), file, (2,), lambda length: None)
     other = MIXER.replace("self.linear = ", "torch.randn(3); self.linear = ")
     assert effect_of(subject_of(package({"mixer.py": other})), file, None, lambda length: None)["kind"] == "same"
+
+
+ATTENTION = """
+    import torch
+    from torch import nn
+
+
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8, bias=False)
+            self.q_norm, self.k_norm = nn.LayerNorm(8), nn.LayerNorm(8)
+            self.to_gate, self.to_value = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.scale = nn.Parameter(torch.full((8,), 0.5))
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            q, k = self.q_norm(q), self.k_norm(k)
+            y = (q @ k.mT / 8**0.5).softmax(-1) @ v
+            return self.out(y * self.scale + self.to_gate(x).sigmoid() * self.to_value(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("q, k, v = self.qkv", "v, q, k = self.qkv", "other order"),
+        ("q, k, v = self.qkv", "k, q, v = self.qkv", "other order"),
+        ("q, k = self.q_norm", "k, q = self.q_norm", "other order"),
+        ("q @ k.mT", "k @ q.mT", "other order"),
+        ("x = x + layer(x)", "x = x - layer(x)", "other order"),
+        ("self.to_gate(x).sigmoid() * self.to_value(x)", "self.to_value(x).sigmoid() * self.to_gate(x)", "other order"),
+        ("/ 8**0.5", "* 8**0.5", "changed"),
+        ("y * self.scale", "y / self.scale", "changed"),
+        ("y * self.scale +", "y * self.scale -", "other order"),  # values of another sign
+        (".sigmoid()", ".tanh()", "changed"),
+        ("@ v", "@ k", "changed"),
+        ("softmax(-1)", "softmax(-2)", "changed"),
+        ("x + layer(x)", "layer(x)", "changed"),
+    ],
+)
+def test_parameters_in_another_order_are_another_start_and_no_other_model(package, tmp_path, old, new, kind):
+    file = str(tmp_path / "as-it-is.pt")
+    effect_of(subject_of(package({"mixer.py": ATTENTION})), file, (1, 2, 5), lambda length: None)
+    changed = subject_of(package({"mixer.py": ATTENTION.replace(old, new)}))
+    assert effect_of(changed, file, None, lambda length: None)["kind"] == kind
