@@ -7,6 +7,7 @@ to be found, unless it wants positions beside it or all tokens again.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,9 @@ _CACHES = (
 )
 _KEYS_AND_VALUES = ("past_key_values", "past_key_value", "layer_past", "kv_cache", "kv_caches", "past_kv")
 _HOLDING = ("cache", "caches")
+_EARLIER = re.compile(r"^(prev|previous|past|last|init|initial)_")
+_KEPT = re.compile("cache|state|hidden|memor|mems|past|carry|kv")
+_Flags = Mapping[str, Any]
 _POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")  # tensors of whole numbers
 _OFFSETS = ("start_pos", "offset", "position_offset", "past_length", "start")
 
@@ -68,17 +72,31 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
     """The module's forward, given the cache that it returned before by the parameter of that name."""
     signature = attempt(lambda: inspect.signature(module.forward))
     parameters = signature.parameters if isinstance(signature, inspect.Signature) else {}
-    asking = {name: True for name in ASKING if name in parameters}
-    for name in (name for name in _CACHES if name in parameters and parameters[name].default is None):
+    general = {name: True for name in ASKING if name in parameters}
+    asked_for = dict(_asked_for(parameters))
+    for name in dict.fromkeys((*asked_for, *(name for name in _CACHES if name in parameters))):
+        asking = {**general, **asked_for.get(name, {})}
+        if parameters[name].default is not None:
+            continue
         for way in parameter_names(module, subject.input):
 
-            def prefill(module: nn.Module, x: Tensor, way: str | None = way, name: str = name) -> tuple[Tensor, Any]:
+            def prefill(
+                module: nn.Module, x: Tensor, way: str | None = way, name: str = name, asking: _Flags = asking
+            ) -> tuple[Tensor, Any]:
                 return _split(subject, called(module, x, way, asking), x, name)
 
-            def step(module: nn.Module, x: Tensor, cache: Any, way: str | None = way, name: str = name) -> Any:
+            def step(
+                module: nn.Module,
+                x: Tensor,
+                cache: Any,
+                way: str | None = way,
+                name: str = name,
+                asking: _Flags = asking,
+            ) -> Any:
                 return _split(subject, called(module, x, way, {**asking, name: cache}), x, name)
 
-            others = tuple(_other_steps(subject, way, asking, name, parameters)) if name in CERTAIN else None
+            is_meant = name in CERTAIN or name not in _CACHES
+            others = tuple(_other_steps(subject, way, asking, name, parameters)) if is_meant else None
             goes_on = name in _KEYS_AND_VALUES
             holds = goes_on or name in _HOLDING
             words = f"forward(x, {name}=...)"
@@ -93,6 +111,15 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
                 is_blamed=others is not None,
                 is_summary=name in ("state", "states"),
             )
+
+
+def _asked_for(parameters: Mapping[str, inspect.Parameter]) -> Iterator[tuple[str, _Flags]]:
+    """Parameters that are None and named by a flag that has them returned: `prev_hidden` by `return_next_prev_hidden`."""
+    flags = [name for name, each in parameters.items() if each.default is False and name.startswith("return_")]
+    for name in (name for name, each in parameters.items() if each.default is None):
+        kept = _EARLIER.sub("", name)
+        if (naming := [flag for flag in flags if kept in flag]) and _KEPT.search(kept):
+            yield name, {naming[0]: True}
 
 
 def _other_steps(

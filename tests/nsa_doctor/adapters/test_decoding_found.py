@@ -112,6 +112,17 @@ class AllTokensAgain(Means):
         return (y if cache is None else y[:, -1:]), x.sum(1, keepdim=True)
 
 
+class AskedFor(Means):
+    """Returns what it needs to go on where a flag of that name asks for it."""
+
+    def forward(
+        self, x: Tensor, prev_carry: tuple[Tensor, int] | None = None, *, return_next_prev_carry: bool = False
+    ) -> Any:
+        total, start = (x.new_zeros(()), 0) if prev_carry is None else prev_carry
+        y, total = self.run(x, total, start + (self.slip if start else 0))
+        return (y, (total, start + x.shape[1])) if return_next_prev_carry else y
+
+
 class OneByOne(ByForward):
     """Forgets its state where it is given several tokens."""
 
@@ -177,8 +188,9 @@ def found(make: Callable[[], nn.Module]) -> Subject:
         (ByForward, "forward(x, state=...)"),
         (ByMemories, "forward(x, mems=...)"),
         (nn.GRU, "forward(x, hx=...)"),
+        (AskedFor, "forward(x, prev_carry=...)"),
     ],
-    ids=["methods", "forward", "memories", "recurrent"],
+    ids=["methods", "forward", "memories", "recurrent", "asked"],
 )
 def test_a_way_to_decode_is_found(make: type[nn.Module], words: str) -> None:
     subject = found(lambda: make(DIM, DIM, batch_first=True) if make is nn.GRU else make())
@@ -200,7 +212,7 @@ def test_decoding_that_was_found_is_examined(slip: int, num_findings: int) -> No
     assert len(run_check(registry.load("DEC101"), found(lambda: ByMethods(slip))).findings) == num_findings
 
 
-@pytest.mark.parametrize("make", [Cached, ByForward])
+@pytest.mark.parametrize("make", [Cached, ByForward, AskedFor])
 def test_a_wrong_step_by_a_cache_is_examined_though_it_proves_nothing(make: type[Means]) -> None:
     (finding,) = run_check(registry.load("DEC101"), found(lambda: make(1))).findings
     assert "first token" in finding.message
