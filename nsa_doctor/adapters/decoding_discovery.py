@@ -114,7 +114,7 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
 
 
 def _asked_for(parameters: Mapping[str, inspect.Parameter]) -> Iterator[tuple[str, _Flags]]:
-    """Parameters that are None and named by a flag that has them returned: `prev_hidden` by `return_next_prev_hidden`."""
+    """What is None and named by a flag that has it returned, as `prev_hidden` by `return_next_prev_hidden`."""
     flags = [name for name, each in parameters.items() if each.default is False and name.startswith("return_")]
     for name in (name for name, each in parameters.items() if each.default is None):
         kept = _EARLIER.sub("", name)
