@@ -57,8 +57,10 @@ def run(subject: Subject) -> Iterator[Finding]:
         row = PaddedRow(sp, length, padding, is_left)
         side = "left" if is_left else "right"
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here
+            served = attempt(row.where_finite)
+            row = served if isinstance(served, PaddedRow) else row
             is_length = is_left and attempt(row.is_mask_counted) is True  # of a row's tokens, which stand first
-            fault = None if is_length else fault_of(sp, row)
+            fault = None if is_length else fault_of(row.sp, row)
         if fault is not None:
             message, place = fault
             yield Finding(

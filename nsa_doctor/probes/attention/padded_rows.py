@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tracer import Tracer
-from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline, with_other_future
 from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
@@ -65,6 +65,17 @@ class PaddedRow:
         other = self.sp.input(self.length, _ROWS, seed=self.sp.subject.seed + 1 + padding)
         other[:1], other[1:, self.own] = x[:1], x[1:, self.own]
         return other
+
+    def where_finite(self) -> "PaddedRow":
+        """The row in the subject's own dtype where it is finite there and not in a wider one.
+
+        Scores hidden by the least float64 are -inf to a softmax in float32, which holds the least of that.
+        """
+        subject = self.sp.subject
+        if self.sp.dtype == subject.dtype or self.output().isfinite().all():
+            return self
+        own = replace(self, sp=built(subject))
+        return own if own.output().isfinite().all() else self
 
     def output(self, padding: int = 0) -> Tensor:
         """What comes of the padded row's own tokens [1, s, ...] with one padding or another in it."""

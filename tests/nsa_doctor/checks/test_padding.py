@@ -51,6 +51,11 @@ def by_finite(scores: Tensor, seen: Tensor) -> Tensor:
     return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
 
 
+def by_finite_in_single(scores: Tensor, seen: Tensor) -> Tensor:
+    """As softmax(dtype=torch.float32) does: the least float64 is -inf there."""
+    return by_finite(scores, seen).float().to(scores.dtype)
+
+
 def by_infinity(scores: Tensor, seen: Tensor) -> Tensor:
     return scores.masked_fill(~seen, -torch.inf)
 
@@ -121,8 +126,9 @@ def test_padding_that_counts_whatever_it_holds_is_found_where_it_counts() -> Non
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
 
 
-def test_padding_that_is_masked_is_silent() -> None:
-    subject = adapted(by_finite)
+@pytest.mark.parametrize("hide", [by_finite, by_finite_in_single])
+def test_padding_that_is_masked_is_silent(hide: Hide) -> None:
+    subject = adapted(hide)
     assert "padding is masked by forward(x, attention_mask=...), ones for tokens" in subject.notes
     assert (examined(subject).verdict, examined(subject).notes) == (Verdict.PASS, ())
 
