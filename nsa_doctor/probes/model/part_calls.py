@@ -12,22 +12,27 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 
 @dataclass(frozen=True)
 class PartCall:
-    """A call that is given a tensor `x` first and answers with one of its shape; `args` and `kwargs` are the rest."""
+    """A call that is given a tensor `x` first and answers with a tensor; `args` and `kwargs` are the rest."""
 
     x: Tensor
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-def part_calls(sp: BuiltModule, parts: Iterable[nn.Module], length: int) -> dict[nn.Module, PartCall]:
-    """The first such call of each of these parts, without those that have none."""
+def part_calls(
+    sp: BuiltModule, parts: Iterable[nn.Module], length: int, *, is_shape_kept: bool = True
+) -> dict[nn.Module, PartCall]:
+    """The first such call of each of these parts, of one shape with its answer unless not `is_shape_kept`.
+
+    Parts that have none are left out.
+    """
     called: dict[nn.Module, PartCall] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         x = args[0] if args else None
         if module in called or not isinstance(x, Tensor) or not isinstance(output, Tensor):
             return
-        if x.is_floating_point() and x.shape == output.shape:
+        if x.is_floating_point() and (x.shape == output.shape or not is_shape_kept):
             called[module] = PartCall(x.detach().clone(), args[1:], kwargs)
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in parts]
