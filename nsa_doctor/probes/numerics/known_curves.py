@@ -15,11 +15,11 @@ from torch.nn import functional
 _Curve = Callable[[Tensor], Tensor]
 _SIGMOID_OF_GELU = 1.702
 _REACH = 5.0  # far enough to tell curves apart, and within what some of them cut off
-_STEPS = 21
+_STEPS = 20  # zero is none of them
 _NEAR, _MIDDLE, _EDGE = 0.01, 1.6, 1e-9
 _STEEPEST = 1000.0
 _GATED_REACH = 2.5
-_TOLERANCE = 0.01  # of a curve: a polynomial in place of a function of torch's is as near
+_TOLERANCE = 0.005  # of a curve: a polynomial in place of a function of torch's is as near
 _BY_ROUNDING = 4.0
 
 _gelus: Sequence[_Curve] = (
@@ -27,17 +27,13 @@ _gelus: Sequence[_Curve] = (
     lambda x: functional.gelu(x, approximate="tanh"),
     lambda x: x * torch.sigmoid(_SIGMOID_OF_GELU * x),
 )
+_squares: Sequence[_Curve] = (lambda x: functional.relu(x).square(), lambda x: x * x.abs())
 _CURVES: dict[str, Sequence[_Curve]] = {
     "swish": (functional.silu, functional.hardswish),
     "gelu": _gelus,
     "mish": (functional.mish,),
-    # Of the last two, "2" may be a limit or a number.
-    "relu2": (
-        lambda x: functional.relu(x).square(),
-        lambda x: x * x.abs(),
-        lambda x: x.clamp(0, 2),
-        functional.relu,
-    ),
+    "squaredrelu": _squares,
+    "relu2": (*_squares, lambda x: x.clamp(0, 2), functional.relu),  # "2" may be a limit or a number
 }
 _GATES: dict[str, Sequence[_Curve]] = {
     "glu": (torch.sigmoid, functional.silu, *_gelus, functional.relu, functional.hardsigmoid),
@@ -51,6 +47,7 @@ DEFINITIONS = {
     "swish": "x * sigmoid(x)",
     "gelu": "x * Phi(x), or an approximation of it",
     "mish": "x * tanh(softplus(x))",
+    "squaredrelu": "relu(x) squared",
     "relu2": "relu(x) squared",
     "glu": "one half of its input times a gate, the sigmoid of the other",
     "swiglu": "one half of its input times SiLU of the other",

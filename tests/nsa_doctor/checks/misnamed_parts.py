@@ -75,6 +75,11 @@ class PlainRelu(nn.Module):
         return functional.relu(x) ** 3  # here
 
 
+class ReluAlone(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(x).abs()  # here
+
+
 class GluOfTanh(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out, gate = x.chunk(2, dim=-1)
@@ -179,6 +184,20 @@ class WeightAdded(Weighted):
         return x * rms(x) + self.weight  # here
 
 
+class ConstantAdded(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * rms(x) + DIM**0.5  # here
+
+
+class BiasTaken(Weighted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * functional.layer_norm(x, (DIM,)) - self.bias  # here
+
+
 class WeightDivides(Weighted):
     def forward(self, x: Tensor) -> Tensor:
         return x * rms(x) / self.weight  # here
@@ -200,6 +219,7 @@ FAULTY: dict[str, tuple[type[nn.Module], str]] = {
     "gelu-without-one": (named("GELU", GeluWithoutOne), "or an approximation of it"),
     "mish": (named("Mish", MishOfSigmoid), "where x * tanh(softplus(x)) is"),
     "relu2": (named("ReluSquared", PlainRelu), "where relu(x) squared is"),
+    "relu-alone": (named("ReluSquared", ReluAlone), "where relu(x) squared is"),
     "glu-tanh": (named("GLU", GluOfTanh), "whichever half is the gate"),
     "glu-product": (named("GLU", GluWithoutGate), "times a gate, the sigmoid of the other"),
     "glu-divided": (named("GLU", GluDivided), "whichever half is the gate"),
@@ -218,6 +238,8 @@ FAULTY: dict[str, tuple[type[nn.Module], str]] = {
     "centred": (named("RMSNorm", Centred), "of their spread from"),
     "of-the-maximum": (named("L2Norm", OfTheMaximum), "of their spread from x / sqrt(sum(x**2))"),
     "weight-added": (named("RMSNorm", WeightAdded), "weight is added to the normalised"),
+    "constant-added": (named("RMSNorm", ConstantAdded), "it adds up to 5.66 to the normalised, and has no bias"),
+    "bias-taken": (named("LayerNorm", BiasTaken), "a larger bias makes its output smaller"),
     "weight-divides": (named("RMSNorm", WeightDivides), "a larger weight makes its output smaller"),
 }
 

@@ -137,7 +137,13 @@ def test_weights_are_as_they_were_afterwards() -> None:
     ("name", "operation"),
     [
         *(("Swish", "swish"), ("SwishMe", "swish"), ("SiLUActivation", "swish"), ("_silu", "swish")),
-        *(("NewGELUActivation", "gelu"), ("GELUTanh", "gelu"), ("gelu_new", "gelu"), ("ReluSquared", "relu2")),
+        *(
+            ("NewGELUActivation", "gelu"),
+            ("GELUTanh", "gelu"),
+            ("gelu_new", "gelu"),
+            ("ReluSquared", "squaredrelu"),
+            ("ReLU2", "relu2"),
+        ),
         *(("LayerNorm2d", "layernorm"), ("LayerNormFp32", "layernorm"), ("CustomRMSNorm", "rmsnorm")),
         *(
             ("FTSwish", ""),
