@@ -33,20 +33,30 @@ def is_named_elsewhere(kind: type, name: str, frames: FrameFilter, loaded: Colle
     What another class asks of itself is a method of its own, if it defines one; definitions of one name that call each
     other name nothing, nor do words of `__all__`.
     """
-    known = {each: _file(each) for each in kind.__mro__ if each.__module__.partition(".")[0] not in _BELOW}
+    known = files_of_kinds(kind)
     own = {each: file for each, file in known.items() if file is not None and frames.rank(str(file)) == _OWN}
     if None in known.values():
         return True
     sought = _Sought(name, frozenset(each.__name__ for each in own))
     roots = {_folder(file, each.__module__, is_own=True) for each, file in own.items()}
     packages = {_folder(file, each.__module__, is_own=False) for each, file in known.items() if each not in own}
-    if any(_is_named(file, sought) or _asks_by_parts(file, name) for file in dict.fromkeys(own.values())):
+    if any(_is_named(file, sought) or asks_by_parts(file, name) for file in dict.fromkeys(own.values())):
         return True
     if any(_is_named(Path(file), sought) for file in loaded):
         return True
     return any(file is None or _is_named(file, sought) for root in roots for file in _files(root)) or any(
-        file is None or name in _text(file) for root in packages - {None} for file in _files(root)
+        file is None or name in text_of(file) for root in packages - {None} for file in _files(root)
     )
+
+
+def files_of_kinds(kind: type) -> dict[type, Path | None]:
+    """The file of the class and of every one that it is derived from, without those of torch and of Python."""
+    return {each: _file(each) for each in kind.__mro__ if each.__module__.partition(".")[0] not in _BELOW}
+
+
+def files_around(kind: type, file: Path) -> Iterator[Path | None]:
+    """The sources and texts of the project that a class's file is of, and None where they are too many to read."""
+    return _files(_folder(file, kind.__module__, is_own=True))
 
 
 def _file(kind: type) -> Path | None:
@@ -86,13 +96,15 @@ def _files(root: Path) -> Iterator[Path | None]:
             return
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """What it holds; nothing where it cannot be read."""
     text = attempt(lambda: file.read_text(encoding="utf-8", errors="replace"))
     return "" if isinstance(text, Caught) else text
 
 
 @lru_cache(maxsize=_MOST_TREES)
-def _tree(text: str) -> ast.Module | None:
+def tree_of(text: str) -> ast.Module | None:
+    """A source as Python reads it; None where it does not."""
     tree = attempt(lambda: ast.parse(text))
     return None if isinstance(tree, Caught) else tree
 
@@ -106,13 +118,13 @@ class _Sought:
 
 
 def _is_named(file: Path, sought: _Sought) -> bool:
-    text = _text(file)
+    text = text_of(file)
     if sought.name not in text:
         return False
     calls_it = re.compile(rf"\.{re.escape(sought.name)}\b")
     if file.suffix in _PROSE:
         return calls_it.search(text) is not None
-    tree = _tree(text)
+    tree = tree_of(text)
     if tree is None:
         return True
     return any(_names_it(node, classes, depth, sought, calls_it) for node, classes, depth in _nodes(tree, sought.name))
@@ -158,9 +170,9 @@ def _is_of_another(kind: ast.ClassDef, sought: _Sought) -> bool:
     return defines and names.isdisjoint(sought.kinds)
 
 
-def _asks_by_parts(file: Path, name: str) -> bool:
+def asks_by_parts(file: Path, name: str) -> bool:
     """Whether it asks for attributes by a name that it puts together of parts, one of which is part of this name."""
-    calls = [node for node in ast.walk(_tree(_text(file)) or ast.Module([], [])) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(tree_of(text_of(file)) or ast.Module([], [])) if isinstance(node, ast.Call)]
     return any(len(word) >= _SHORTEST and word in name for call in calls for word in _parts(call))
 
 

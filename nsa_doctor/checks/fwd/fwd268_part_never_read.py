@@ -1,0 +1,93 @@
+"""FWD268 part-never-read
+
+Detects: a softmax, a norm without parameters, an activation or rotary positions that a constructor builds, that no
+source reads by its name and no pass calls, while nothing else does its work in the same forward. Where something does,
+it is left over, and a note.
+Matters: attention weighs by raw scores, linear layers stand in a row, or tokens have no order; shapes are right, and
+the loss falls all the same.
+Fix: call it where its result is meant to be used, or remove it.
+
+Example:
+    # faulty
+    self.attend = nn.Softmax(dim=-1)
+    attention = q @ k.mT * self.scale
+    y = attention @ v
+    # correct
+    self.attend = nn.Softmax(dim=-1)
+    attention = self.attend(q @ k.mT * self.scale)
+    y = attention @ v
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.behaviour.unread_parts import Kind, UnreadPart, unread_parts
+from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.subject.contract import Subject
+
+_MISSING = {
+    Kind.SOFTMAX: "its holder weighs by products that nothing normalises",
+    Kind.NORM: "its holder names no other norm",
+    Kind.ACTIVATION: "its holder's forward runs no other activation",
+    Kind.POSITION: "nothing else tells positions",
+}
+
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    groups: dict[tuple[str, str], list[UnreadPart]] = {}
+    for each in unread_parts(subject):
+        groups.setdefault((each.place.line_text, each.path.rpartition(".")[2]), []).append(each)
+    root = built(subject).module if groups else None
+    for same in groups.values():
+        first, others = next((each for each in same if not each.instead), same[0]), len(same) - 1
+        more = f" (and {others} more)" if others else ""
+        message = (
+            f"{first.path}{more}: {type(first.part).__name__} is built, no source reads it by that name, and "
+            f"{first.num_passes} passes do not call it; {first.instead or _MISSING[first.kind]}"
+        )
+        assert root is not None
+        place = in_subject(first.place, root)
+        if first.instead:
+            yield Note(message=message, where=place)
+        else:
+            yield Finding(
+                message=message,
+                where=place,
+                evidence={"attribute": first.path, "passes": first.num_passes},
+                repro=command_for(subject, "FWD268"),
+            )
+
+
+def planted(subject: Subject) -> Subject:
+    class Weighed(nn.Module):
+        """The subject, and a mean of its outputs weighted by scores that nothing normalises."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = subject.build(subject.seed)
+            self.weighing = Weighing()
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = subject.forward(self.inner, x)
+            return output + 1e-3 * self.weighing(output)
+
+    class Weighing(nn.Module):
+        """Products alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend_by = nn.Softmax(dim=-1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).tril() @ x
+
+    return replace(subject, build=lambda _seed: Weighed(), forward=lambda module, x: module(x))
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102"))
