@@ -208,9 +208,9 @@ def _instead(holder: nn.Module, name: str, kind: Kind, work: _Work, beside: Iter
     if kind is Kind.NORM:
         found = [each for each in names if _NORMALISES.fullmatch(each) and not hasattr(holder, each)]
         return f"its forward names {found[0]}" if found else ""
-    told = [each for each in (*names, *beside) if _POSITION.search(each)]
-    told += [each for each in done if each in _SHIFTING]
-    return f"{told[0]} may tell positions" if told else ""
+    others = [each for each in (*names, *beside) if _POSITION.search(each)]
+    others += [each for each in done if each in _SHIFTING]
+    return f"{others[0]} may tell positions" if others else ""
 
 
 def _words(holder: nn.Module) -> Iterator[str]:

@@ -11,10 +11,11 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.syntax import last_name
 from nsa_doctor.probes.hooks.method_names import asks_by_parts, files_around, files_of_kinds, text_of, tree_of
+from nsa_doctor.probes.internal import MODULES
 
 _OWN = 3  # the rank of the subject's own files
 _ASKING = frozenset({"getattr", "hasattr", "setattr", "delattr", "attrgetter", "get_submodule", "set_submodule", "pop"})
-_CHILDREN = frozenset({"children", "named_children", "_modules", "__dict__"})
+_CHILDREN = frozenset({"children", "named_children", MODULES, "__dict__"})
 _ALL_PARTS = frozenset({"modules", "named_modules"})  # of which a constructor sets the weights
 _MAKING = re.compile(r"__init__|_*(init|reset|post_init)\w*|\w*_init_*|extra_repr")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
