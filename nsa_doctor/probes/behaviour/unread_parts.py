@@ -98,7 +98,9 @@ def unread_parts(subject: Subject) -> Iterator[UnreadPart]:
                 module=path, module_class=type(holder).__name__, file=line.file, line=line.line, function=line.function
             )
             beside = _names_in(root, worked, type(getattr(holder, name)))
-            instead = _instead(holder, name, kind, work, beside)
+            idle = next(_idle_beside(path, holder, worked), "")
+            left_out = f"its forward leaves {idle} out too" if idle and kind is not Kind.SOFTMAX else ""
+            instead = _instead(holder, name, kind, work, beside) or left_out
             yield UnreadPart(own, getattr(holder, name), kind, place, instead, num_passes)
 
 
@@ -211,6 +213,15 @@ def _instead(holder: nn.Module, name: str, kind: Kind, work: _Work, beside: Iter
     others = [each for each in (*names, *beside) if _POSITION.search(each)]
     others += [each for each in done if each in _SHIFTING]
     return f"{others[0]} may tell positions" if others else ""
+
+
+def _idle_beside(path: str, holder: nn.Module, worked: dict[str, _Work]) -> Iterator[str]:
+    """Names of its other parts, with parameters, that no pass calls: a whole branch may be left over."""
+    for name, part in holder.named_children():
+        own = f"{path}.{name}".removeprefix(".")
+        is_called = any(each == own or each.startswith(f"{own}.") for each in worked)
+        if not is_called and any(True for _ in part.parameters()):
+            yield name
 
 
 def _words(holder: nn.Module) -> Iterator[str]:

@@ -55,6 +55,20 @@ class Norms(nn.Module):
         return x + self.relu(self.layer(x))
 
 
+class SecondNormLeftOut(nn.Module):
+    """A block of two norms, of which the forward calls the first alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(DIM, elementwise_affine=False)
+        self.unread_norm2 = nn.LayerNorm(DIM, elementwise_affine=False)  # here
+        self.mix, self.layer, self.relu = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mix(self.norm1(x))
+        return x + self.relu(self.layer(x))
+
+
 class RotaryEmbedding(nn.Module):
     """Rotary angles by size."""
 
@@ -89,7 +103,7 @@ class Doubled(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("make", [Attends, Widens, Norms, Unordered], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [Attends, Widens, Norms, SecondNormLeftOut, Unordered], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("is_doubled", [False, True], ids=["alone", "in layers"])
 def test_a_part_whose_work_nothing_does_is_found(make: Callable[[], nn.Module], is_doubled: bool) -> None:
     (finding,) = examined((lambda: Doubled(make)) if is_doubled else make).findings
@@ -132,6 +146,18 @@ class SecondNorm(nn.Module):
         return x * x.square().mean(-1, keepdim=True).rsqrt()
 
 
+class OtherBranch(nn.Module):
+    """A norm and a projection of a branch that this forward leaves out as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_out, self.proj_out = nn.LayerNorm(DIM, elementwise_affine=False), nn.Linear(DIM, DIM)
+        self.unread_norm_out, self.unread_proj_out = nn.LayerNorm(DIM, elementwise_affine=False), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj_out(self.norm_out(x))
+
+
 def linear_attention(x: Tensor) -> Tensor:
     keys = x.square()
     return keys @ (keys.mT @ x) / (keys @ keys.sum(1)[..., None])
@@ -150,8 +176,21 @@ def linear_attention(x: Tensor) -> Tensor:
         lambda: Leftover(nn.ReLU(), lambda x: x.relu().square()),
         LayerNormed,
         SecondNorm,
+        OtherBranch,
     ],
-    ids=["softmax", "fused", "linear", "relu attention", "logits", "gelu", "another", "squared", "norm", "by hand"],
+    ids=[
+        "softmax",
+        "fused",
+        "linear",
+        "relu attention",
+        "logits",
+        "gelu",
+        "another",
+        "squared",
+        "norm",
+        "by hand",
+        "branch",
+    ],
 )
 def test_what_is_left_over_beside_what_does_its_work_is_a_note(make: Callable[[], nn.Module]) -> None:
     result = examined(make)
