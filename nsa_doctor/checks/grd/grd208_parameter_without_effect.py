@@ -28,9 +28,12 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.behaviour.first_steps import of_first_steps
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
+
+_LENGTH = 16
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -39,7 +42,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         return
     root = built(subject, mode="train").module
     beside = moved_beside(subject, [name for each in found if each.is_used for name in each.names])
-    found = [replace(each, names=tuple(name for name in each.names if name not in beside)) for each in found]
+    sp = built(subject)
+    first = of_first_steps(sp, [name for each in found for name in each.names], min(_LENGTH, subject.max_length))
+    asked = {*beside, *first}
+    found = [replace(each, names=tuple(name for name in each.names if name not in asked)) for each in found]
     wrong = [each for each in found if each.names and (not each.is_mentioned or each.is_used or each.used_beside)]
     for each in _together(root, wrong)[:MOST_FINDINGS]:
         place, why = _place(root, each)
@@ -58,7 +64,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             f"{listed(list(beside))} without effect but on a part of what forward returns{part} that is not handed on"
         )
         yield Note(message=message, where=definition_place(root))
-    if named := [each for each in found if each.is_mentioned and not (each.is_used or each.used_beside)]:
+    if named := [each for each in found if each.names and each.is_mentioned and not (each.is_used or each.used_beside)]:
         others = f" (and {len(named) - 1} others)" if len(named) > 1 else ""
         message = f"{named[0].path}{others} is used by no call that was tried, though its class names it"
         yield Note(message=message, where=_place(root, named[0])[0])

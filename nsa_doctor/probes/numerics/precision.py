@@ -23,6 +23,13 @@ _ADDING = frozenset({"add_", "index_add_", "scatter_add_", "sub_"})
 _STORING = frozenset({"copy_", "diagonal_scatter", "select_scatter", "slice_scatter"})
 _SOFTMAX = frozenset({"softmax", "log_softmax", "safe_softmax"})
 _BETWEEN = frozenset({"add", "add_", "clone", "div", "div_", "masked_fill", "masked_fill_", "mul", "mul_", "view"})
+_EXACT = frozenset(  # what gives values that were there, or their opposite
+    (
+        *("abs", "amax", "amin", "cat", "clamp", "clamp_min", "clone", "constant_pad_nd", "flip", "gather", "index"),
+        *("index_select", "masked_fill", "max", "maximum", "min", "minimum", "neg", "relu", "repeat", "roll", "sort"),
+        *("stack", "topk", "tril", "triu", "where"),
+    )
+)
 _SUMS = frozenset(
     (
         "add",
@@ -171,21 +178,35 @@ class _CastWatcher(DispatchWatcher):
 
 
 class _Nudge(DispatchWatcher):
-    """Moves what is cast to a narrower dtype by a few of its roundings."""
+    """Moves what is cast to a narrower dtype, and what is computed of it there, by a few of its roundings."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype
+        self._cast: dict[int, Tensor] = {}  # and what came of it in that dtype
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         result = func(*args, **kwargs)
-        if _narrowed(func, args, result) != self._dtype:
+        if isinstance(result, (tuple, list)) and any(id(each) in self._cast for each in args):
+            self._cast |= {id(each): each for each in result if isinstance(each, Tensor)}
+        if not isinstance(result, Tensor) or not _is_rounded(result) or result.dtype.to_real() != self._dtype:
             return result
-        factor = 1 + _NUDGE * torch.finfo(self._dtype).eps
-        wide = torch.complex128 if result.is_complex() else torch.float64
-        nudged = (result.to(wide) * factor).to(result.dtype)
-        return result.copy_(nudged) if operation_name(func).endswith("_") else nudged
+        is_cast = _narrowed(func, args, result) == self._dtype
+        if not is_cast and not any(id(each) in self._cast for each in args):
+            return result
+        if is_cast or (operation_name(func) not in _EXACT and not _is_view(result, args)):
+            factor = 1 + _NUDGE * torch.finfo(self._dtype).eps
+            wide = torch.complex128 if result.is_complex() else torch.float64
+            nudged = (result.to(wide) * factor).to(result.dtype)
+            result = result.copy_(nudged) if operation_name(func).endswith("_") else nudged
+        self._cast[id(result)] = result
+        return result
+
+
+def _is_view(result: Tensor, args: tuple[Any, ...]) -> bool:
+    storage = result.untyped_storage().data_ptr()
+    return any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == storage for each in args)
 
 
 def _narrowed(func: Any, args: tuple[Any, ...], result: Any) -> torch.dtype | None:
