@@ -22,6 +22,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.gates import gates, gates_of, gradients_of, take_steps
+from nsa_doctor.probes.gradients.rounds import is_within, rounds_without_gradient
 from nsa_doctor.subject.contract import Subject
 
 _STEPS = 2
@@ -33,9 +34,13 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError("it has no gate that could be found")
     take_steps(sp, x, _STEPS)
     after, output = gates(sp, x)
+    rounds: list[str] | None = None
     for gate in after:
         _, gradients = gradients_of(gate, output, sp.module, subject.seed)
         if not gradients or any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
+            continue
+        rounds = rounds_without_gradient(sp) if rounds is None else rounds
+        if all(is_within(name, rounds) for name in gate.parameters):
             continue
         kind = "no gradient" if all(gradient is None for gradient in gradients) else "a gradient of exact zeros"
         yield Finding(

@@ -27,6 +27,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.gradients.derivative import Agreement
+from nsa_doctor.probes.gradients.rounds import note_of_rounds, rounds_without_gradient
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _SEEDS = (0, 1, 2)
@@ -41,6 +43,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         agreement = make(length).agreement(_SEEDS)
         could_tell = could_tell or agreement is not Agreement.UNKNOWN
         if agreement is Agreement.DIFFERS:
+            trained = comparable_module(subject, mode="train" if "train" in subject.modes else "eval")
+            if rounds := rounds_without_gradient(trained):
+                yield note_of_rounds(trained, rounds)
+                return
             least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
             yield wrong_gradient(subject, "GRD101", mode, least, right, make, longer=length if length > least else None)
             return

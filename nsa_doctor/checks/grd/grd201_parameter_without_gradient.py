@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass, cut_off, lengths_for, listed, trainable
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.gradients.rounds import is_within, note_of_rounds, rounds_without_gradient
 from nsa_doctor.probes.model.built_module import built, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     own = built(subject, mode="train")
     for length in lengths_for(subject):
         comparable_pass(own, own.input(length))
@@ -33,6 +34,10 @@ def run(subject: Subject) -> Iterator[Finding]:
             continue
         sp = comparable_module(subject, mode="train")
         found = cut_off(sp, sp.input(length))
+        rounds = rounds_without_gradient(sp) if found else []
+        if rounds and any(is_within(item.names[0], rounds) for item in found):
+            yield note_of_rounds(sp, rounds)
+            found = [item for item in found if not is_within(item.names[0], rounds)]
         rest = sum(parameter.grad is not None for _, parameter in trainable(own.module))
         for item in found[:MOST_FINDINGS]:
             yield Finding(
@@ -43,7 +48,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 control=f"{rest} other parameter{'' if rest == 1 else 's'} with a gradient" if rest else "",
                 repro=command_for(subject, "GRD201"),
             )
-        if found:
+        if found or rounds:
             return
 
 

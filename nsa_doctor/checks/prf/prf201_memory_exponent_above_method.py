@@ -1,6 +1,7 @@
 """PRF201 memory-exponent-above-method
 
-Detects: memory that grows faster with the length than the method allows: than the square, or than the exponent that
+Detects: memory that grows faster with the length than the method allows: than the square (the cube where layers are
+given channels of every pair of tokens, as in structure models), or than the exponent that
 the subject declares (`memory_exponent`; 1.5 where it has a `geometry` of blocks). Where only the names in its
 configuration speak of chosen blocks, memory that grows with the square is a note.
 Matters: a score for every pair of tokens takes 4 GB per head at 32,768 tokens; sparse attention is to save that.
@@ -26,11 +27,12 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.named_blocks import speaks_of_chosen_blocks
 from nsa_doctor.probes.cost.alive import Peak, peak_memory
 from nsa_doctor.probes.cost.growing_memory import LineGrowth, fastest_growing, sizes
+from nsa_doctor.probes.cost.pairs import keeps_pairs
 from nsa_doctor.probes.cost.work import usual_mode
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
-_DENSE, _SPARSE = 2.0, 1.5
+_DENSE, _SPARSE, _OF_PAIRS = 2.0, 1.5, 3.0
 _MOST_BYTES = 1 << 30
 _MOST_OPERATIONS = 7_000
 _NUM_LENGTHS = 7
@@ -38,7 +40,8 @@ _TILED = 768
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    allowed = subject.memory_exponent or (_DENSE if subject.geometry is None else _SPARSE)
+    by_method = _DENSE if subject.geometry is None else _SPARSE
+    allowed = subject.memory_exponent or (_OF_PAIRS if keeps_pairs(built(subject)) else by_method)
     longest = min(subject.max_length, 512 if subject.profile != "full" else 2048)
     mode = usual_mode(subject)
     peaks = ladder(doubling(longest, _NUM_LENGTHS), lambda length: peak_memory(subject, length, mode), _costs)

@@ -1,6 +1,7 @@
 """PRF202 time-exponent-above-method
 
-Detects: work that grows faster with the length than the method allows: than the square, or than the exponent that the
+Detects: work that grows faster with the length than the method allows: than the square (the cube where layers are
+given channels of every pair of tokens, as in structure models), or than the exponent that the
 subject declares (`time_exponent`). Values computed and operations of matrix products are counted, so that no clock and
 no other load has a say.
 Matters: at the lengths it is tested with it passes; at those it is trained with a step takes minutes.
@@ -24,10 +25,12 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.growth import doubling, is_stretched, ladder, least_exponent
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.per_token import amounts
+from nsa_doctor.probes.cost.pairs import keeps_pairs
 from nsa_doctor.probes.cost.work import LineWork, Work, count_work, usual_mode
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
-_DENSE = 2.0
+_DENSE, _OF_PAIRS = 2.0, 3.0
 _MARGIN = 0.25  # half way between exponents that methods have, such as 1.5 and 2
 _LEAST_SHARE = 0.25  # of all work; a term that is still small may be a tile not yet full
 _MOST_WORK = 4e9
@@ -36,7 +39,8 @@ _NUM_LENGTHS = 7
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    allowed, mode = subject.time_exponent or _DENSE, usual_mode(subject)
+    mode = usual_mode(subject)
+    allowed = subject.time_exponent or (_OF_PAIRS if keeps_pairs(built(subject)) else _DENSE)
     longest = min(subject.max_length, 512 if subject.profile != "full" else 2048)
     works = ladder(doubling(longest, _NUM_LENGTHS), lambda length: count_work(subject, length, mode), _costs)
     if len(works) < 3:
