@@ -24,8 +24,8 @@ from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.growth import doubling, is_stretched, ladder, least_exponent
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.cost.per_token import amounts
 from nsa_doctor.probes.cost.pairs import keeps_pairs
+from nsa_doctor.probes.cost.per_token import amounts
 from nsa_doctor.probes.cost.work import LineWork, Work, count_work, usual_mode
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject

@@ -1,6 +1,6 @@
 """Parts that run several rounds in one pass of which the last alone is meant to have a gradient."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def rounds_without_gradient(sp: BuiltModule) -> list[str]:
     """
     answers: dict[str, list[Tensor]] = {}
 
-    def hear(path: str) -> object:
+    def hear(path: str) -> Callable[[nn.Module, object, object], None]:
         def see(_part: nn.Module, _given: object, answer: object) -> None:
             first = answer[0] if isinstance(answer, (tuple, list)) and answer else answer
             if isinstance(first, Tensor):
@@ -32,7 +32,7 @@ def rounds_without_gradient(sp: BuiltModule) -> list[str]:
         return see
 
     parts = {path: part for path, part in sp.module.named_modules() if path and _is_block(part)}
-    handles = [part.register_forward_hook(hear(path)) for path, part in parts.items()]  # type: ignore[arg-type]
+    handles = [part.register_forward_hook(hear(path)) for path, part in parts.items()]
     try:
         with unobserved(), torch.enable_grad():
             output = attempt(lambda: sp(sp.input(min(_LENGTH, sp.subject.max_length))))
@@ -54,8 +54,8 @@ def note_of_rounds(sp: BuiltModule, paths: Collection[str]) -> Note:
     """That gradients were held against what they are not meant to be."""
     some = next(iter(paths))
     return Note(
-        message=f"{some} runs several rounds in a pass, and the last alone has a gradient, which is meant where results "
-        "are recycled: what it would be of all of them was not asked for",
+        message=f"{some} runs several rounds in a pass, and the last alone has a gradient, as is meant where results are "
+        "recycled: what it would be of all of them was not asked for",
         where=definition_place(sp.module.get_submodule(some)),
     )
 
