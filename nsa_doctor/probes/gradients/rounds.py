@@ -54,8 +54,8 @@ def note_of_rounds(sp: BuiltModule, paths: Collection[str]) -> Note:
     """That gradients were held against what they are not meant to be."""
     some = next(iter(paths))
     return Note(
-        message=f"{some} runs several rounds in a pass, and the last alone has a gradient, as is meant where results are "
-        "recycled: what it would be of all of them was not asked for",
+        message=f"{some} runs several rounds in a pass, and the last alone has a gradient, as is meant where results "
+        "are recycled: what it would be of all of them was not asked for",
         where=definition_place(sp.module.get_submodule(some)),
     )
 
