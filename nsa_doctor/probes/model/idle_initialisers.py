@@ -55,7 +55,7 @@ def idle_initialisers(subject: Subject) -> Iterator[IdleInitialiser]:
     """Those of the subject's own classes that change the distribution of a parameter left to defaults."""
     frames = FrameFilter(subject.packages)
     seed_everything(subject.seed)
-    with _started() as codes:
+    with started() as codes:
         module = ask("build", lambda: subject.build(subject.seed), None)
     if nn.Module.load_state_dict.__code__ in codes:
         return  # its weights come from elsewhere
@@ -72,13 +72,13 @@ def idle_initialisers(subject: Subject) -> Iterator[IdleInitialiser]:
         if effect is not None:
             seen.add(code)
             place = Place(
-                module=path, module_class=kind.__name__, file=code.co_filename, line=_line(code), function=name
+                module=path, module_class=kind.__name__, file=code.co_filename, line=line_of(code), function=name
             )
             yield IdleInitialiser(place, name, *effect)
 
 
 @contextmanager
-def _started() -> Iterator[set[CodeType]]:
+def started() -> Iterator[set[CodeType]]:
     """The code of every Python function that begins to run in this region."""
     codes: set[CodeType] = set()
 
@@ -128,13 +128,13 @@ def _is_ready(kind: type, name: str) -> bool:
         return False
     names = [last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     data = any(isinstance(node, ast.Attribute) and node.attr == "data" for node in ast.walk(tree))
-    needed = _needed(kind, name)
+    needed = needed_arguments(kind, name)
     return (data or any(_WRITING.fullmatch(each) or _NAME.fullmatch(each) for each in names)) and (
         not needed or (needed[0] in _OF_A_MODULE and needed[1:] == [])
     )
 
 
-def _needed(kind: type, name: str) -> list[str]:
+def needed_arguments(kind: type, name: str) -> list[str]:
     """The arguments that it has to be given, beside the object."""
     parameters = list(inspect.signature(_function(kind, name)).parameters.values())
     is_static = isinstance(inspect.getattr_static(kind, name), staticmethod)
@@ -154,7 +154,7 @@ def _effect(root: nn.Module, path: str, name: str, defaults: dict[str, bool]) ->
             return None
         holder = after.get_submodule(path)
         method: Any = getattr(holder, name)
-        is_of_a_module = bool(_needed(type(holder), name))
+        is_of_a_module = bool(needed_arguments(type(holder), name))
         if isinstance(attempt(lambda: holder.apply(method) if is_of_a_module else method()), Caught):
             return None
         new = dict(after.named_parameters())
@@ -194,7 +194,7 @@ def _said(tensor: Tensor) -> str:
     return f"a standard deviation of {float(values.std()):.3g}"
 
 
-def _line(code: CodeType) -> int:
+def line_of(code: CodeType) -> int:
     """The line of its `def`, below decorators."""
     lines = attempt(lambda: inspect.getsourcelines(code)[0])
     texts = [] if isinstance(lines, Caught) else lines
