@@ -16,8 +16,8 @@ from nsa_doctor.core.syntax import last_name
 from nsa_doctor.probes.hooks.method_names import is_named_elsewhere, text_of, tree_of
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.model.copies import copied_module
-from nsa_doctor.probes.model.idle_initialisers import line_of, needed_arguments, started
 from nsa_doctor.probes.model.identity import loaded_files
+from nsa_doctor.probes.model.idle_initialisers import line_of, needed_arguments, started
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.subject.contract import Subject
 
