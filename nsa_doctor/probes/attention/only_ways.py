@@ -1,7 +1,7 @@
 """Parts of repeated layers through which all that a module makes of its input goes."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 _ATTENDING = re.compile(r"atte?nt?ion|attn|attend", re.IGNORECASE)
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _ROUNDINGS = 64
+_MOST_STREAMS = 9
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ def only_way(sp: BuiltModule, length: int) -> OnlyWay | None:
             for name, part in _parts(layer):
                 with _without_matrices(part) as has_any:
                     is_only = has_any and _is_alike(sp, inputs)
+                if is_only and (mixers := _mixers(part)):
+                    with _without_matrices(part, mixers) as has_any:
+                        is_only = has_any and _is_alike(sp, inputs)
                 if is_only and _keeps_shape(sp, part, inputs[0]):  # what does not is no sublayer: patches, a projection
                     return OnlyWay(layer, path, name)
     return None
@@ -98,9 +102,9 @@ def _attends(layer: nn.Module) -> bool:
 
 
 @contextmanager
-def _without_matrices(part: nn.Module) -> Iterator[bool]:
-    """With zeros in every matrix of what it computes; whether there is one."""
-    matrices = list(_matrices(part))
+def _without_matrices(part: nn.Module, spared: Collection[int] = ()) -> Iterator[bool]:
+    """With zeros in every parameter of two or more axes, but those spared by id; whether there is one."""
+    matrices = [each for each in part.parameters() if each.dim() > 1 and id(each) not in spared]
     kept = [each.detach().clone() for each in matrices]
     try:
         for each in matrices:
@@ -111,15 +115,16 @@ def _without_matrices(part: nn.Module) -> Iterator[bool]:
             each.copy_(values)
 
 
-def _matrices(part: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters of two or more axes; not those with which what is around a part with matrices mixes its streams.
+def _mixers(part: nn.Module) -> set[int]:
+    """Ids of small matrices by which what is around a part with matrices mixes the streams of its residual.
 
-    As hyper-connections do (arXiv 2409.19606): their own matrices are the residual.
+    As those of hyper-connections (arXiv 2409.19606), [streams, streams + 1]: they are the residual.
     """
-    for module in part.modules():
-        is_around = any(each.dim() > 1 for child in module.children() for each in child.parameters())
-        own = [] if is_around else [each for each in module.parameters(recurse=False) if each.dim() > 1]
-        yield from own
+    around = [
+        each for each in part.modules() if any(p.dim() > 1 for child in each.children() for p in child.parameters())
+    ]
+    own = [each for module in around for each in module.parameters(recurse=False)]
+    return {id(each) for each in own if each.dim() == 2 and max(each.shape) <= _MOST_STREAMS}
 
 
 def _is_alike(sp: BuiltModule, inputs: tuple[Tensor, Tensor]) -> bool:

@@ -123,6 +123,15 @@ class AskedFor(Means):
         return (y, (total, start + x.shape[1])) if return_next_prev_carry else y
 
 
+class OfSegments(Means):
+    """Hands on what the last tokens were, a window of a segment, as Transformer-XL does."""
+
+    def forward(self, x: Tensor, past_mems: Tensor | None = None, *, return_mems: bool = False) -> Any:
+        seen = x if past_mems is None else torch.cat((past_mems, x), 1)
+        y = self.run(seen, x.new_zeros(()), 0)[0][:, -x.shape[1] :]
+        return (y, seen[:, -8:]) if return_mems else y
+
+
 class OneByOne(ByForward):
     """Forgets its state where it is given several tokens."""
 
@@ -200,8 +209,8 @@ def test_a_way_to_decode_is_found(make: type[nn.Module], words: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [WantsPosition, IsTold, AllTokensAgain, OtherSteps, lambda: nn.Linear(DIM, DIM)],
-    ids=["start", "positions", "again", "other", "no"],
+    [WantsPosition, IsTold, AllTokensAgain, OtherSteps, OfSegments, lambda: nn.Linear(DIM, DIM)],
+    ids=["start", "positions", "again", "other", "segments", "no"],
 )
 def test_what_is_no_decoding_is_left_alone(make: Callable[[], nn.Module]) -> None:
     assert not found(make).offers("step")

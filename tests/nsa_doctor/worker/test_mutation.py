@@ -199,6 +199,8 @@ ATTENTION = """
         ("y * self.scale", "y / self.scale", "changed"),
         ("y * self.scale +", "y * self.scale -", "other order"),  # values of another sign
         (".sigmoid()", ".tanh()", "changed"),
+        ("@ k.mT", "@ k.detach().mT", "changed"),
+        (".softmax(-1)", ".softmax(-1).detach()", "changed"),
         ("@ v", "@ k", "changed"),
         ("softmax(-1)", "softmax(-2)", "changed"),
         ("x + layer(x)", "layer(x)", "changed"),
