@@ -1,8 +1,9 @@
 """FWD258 argument-strays
 
-Detects: an optional argument of forward, of one number for each row and named after a time, a label, a length or the
-like, by which a row's answer is another than it is with its own number alone; and one that changes later calls which
-leave it out. Arguments that are named after masks, states, positions, groups and the like are left to others.
+Detects: an optional argument of forward, of one number or vector for each row and named after a time, a label, a
+length, a condition or the like, by which a row's answer is another than it is with its own alone; and one that changes
+later calls which leave it out. Arguments that are named after masks, states, positions, groups and the like are left to
+others.
 Matters: a batch of several times is answered for the time of its first row, or a call for what an earlier one was
 given; with one row, and in a fresh process, nothing shows.
 Fix: take each row's own, `t[:, None]` and not `t[0]`; keep what a call is given in variables of that call.
@@ -65,7 +66,7 @@ def _of_rows(subject: Subject, x: Tensor, given: Given) -> tuple[str, Divergence
         return None
     sp = comparable_module(subject)
     for row, kept in ((0, 1), (len(x) - 1, -1)):
-        other = given.value.roll(1)
+        other = given.value.roll(1, 0)
         other[row] = given.value[row]
         plain, changed = (partial(_given, sp, x, given.name, value) for value in (given.value, other))
         if is_another(plain()[row], changed()[row]) and not is_another(*(sp(x)[row] for _ in range(2))):

@@ -1,7 +1,7 @@
 """Arguments that a forward may be given beside its input: which values it takes, and what a call with one does."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +28,24 @@ _OF_ROWS = frozenset(  # words of what each row of a batch has one of
         *("style", "speaker", "length", "lengths", "lens", "domain", "task", "language", "lang", "temperature"),
     }
 )
+_OF_VECTORS = frozenset(  # words of what each row of a batch has a vector, or several, of
+    {
+        *("c", "z", "cond", "condition", "conditioning", "emb", "embed", "embedding", "embeddings", "vec", "vector"),
+        *("context", "ctx", "style", "speaker", "spk", "pooled", "global", "text", "prompt", "latent", "y", "class"),
+    }
+)
+_OF_ONE_ROW = frozenset({"cond", "condition", "conditioning"})
+_OF_THE_INPUT = frozenset({"input", "inputs", "prepend", "hidden"})
 _TOKENS = 8  # a number of tokens
+_VECTORS = 5  # of each row
+_MOST_WIDTHS = 6
 _ROUNDINGS = 1e5
 _MORE = 2  # rows, at which an argument for each row is tried again: three may be heads or channels too
 
 
 @dataclass(frozen=True)
 class Given:
-    """An argument and a value for it, of one number for each row if it `is_by_row`, else of one number."""
+    """An argument and a value for it, of one number or vector for each row if it `is_by_row`, else of one number."""
 
     name: str
     value: Any
@@ -49,28 +59,76 @@ def accepted(sp: BuiltModule, x: Tensor) -> Iterator[Given]:
         return
     plain = sp(x)
     for name, parameter in parameters.items():
-        is_number, words = type(parameter.default) in (int, float), set(name.lower().split("_"))
+        is_number, words = type(parameter.default) in (int, float), words_of(name)
         if (parameter.default is None or is_number) and not _OF_ANOTHER_KIND & words:
-            values = [Given(name, value, is_by_row=True) for value in _values(x) if _OF_ROWS & words]
-            values += [] if is_number else [Given(name, _TOKENS, is_by_row=False)]
-            found = next((each for each in values if _is_taken(sp, x, each, plain)), None)
-            if found is not None and (not found.is_by_row or _is_by_row(sp, x, found)):
-                yield found
+            made = [*of_rows(words), *(() if is_number else of_vectors(sp, words))]
+            values = [(make, Given(name, make(x), is_by_row=True)) for make in made]
+            values += [] if is_number else [(_unmade, Given(name, _TOKENS, is_by_row=False))]
+            found = next(((make, each) for make, each in values if _is_taken(sp, x, each, plain)), None)
+            if found is not None and (not found[1].is_by_row or _is_by_row(sp, x, *found)):
+                yield found[1]
 
 
-def _is_by_row(sp: BuiltModule, x: Tensor, given: Given) -> bool:
-    """Whether more rows take as many numbers more."""
-    longer = torch.cat((x, sp.input(x.shape[1], _MORE)))
-    value = next(each for each in _values(longer) if each.dtype == given.value.dtype)
-    with giving(sp.module, {given.name: value}):
-        return isinstance(attempt(lambda: sp(longer)), Tensor)
+Made = Callable[[Tensor], Tensor]
 
 
-def _values(x: Tensor) -> Iterator[Tensor]:
-    """A number for each row: fractions, and whole ones."""
+def words_of(name: str) -> set[str]:
+    """The words of an argument's name."""
+    return set(name.lower().split("_"))
+
+
+def of_rows(words: set[str]) -> list[Made]:
+    """What makes a number for each row of an argument of that name: fractions, and whole ones, also of two alone."""
+    return [fractions, _labels(3), _labels(2, first=0)] if _OF_ROWS & words else []
+
+
+def of_vectors(sp: BuiltModule, words: set[str]) -> list[Made]:
+    """What makes a vector, or several, for each row of an argument of that name, of widths that linear layers take."""
+    if not _OF_VECTORS & words or _OF_THE_INPUT & words:
+        return []
+    widths = [each.in_features for each in sp.module.modules() if isinstance(each, nn.Linear)]
+    widths += [each.embedding_dim for each in sp.module.modules() if isinstance(each, nn.Embedding)]
+    known = list(dict.fromkeys([*([sp.subject.width] if sp.subject.input == "embeddings" else []), *widths]))
+    return [_vectors(sp, shape) for width in known[:_MOST_WIDTHS] for shape in ((width,), (_VECTORS, width))]
+
+
+def fractions(x: Tensor) -> Tensor:
+    """A number between zero and one for each row."""
     rows = len(x)
-    yield (torch.arange(1, rows + 1, device=x.device) / (rows + 1)).to(x if x.is_floating_point() else torch.float32)
-    yield 1 + torch.arange(rows, device=x.device) % 3
+    return (torch.arange(1, rows + 1, device=x.device) / (rows + 1)).to(_dtype_for(x))
+
+
+def _labels(count: int, first: int = 1) -> Made:
+    return lambda x: first + torch.arange(len(x), device=x.device) % count
+
+
+def _vectors(sp: BuiltModule, shape: tuple[int, ...]) -> Made:
+    def made(x: Tensor) -> Tensor:
+        drawn = torch.randn(len(x), *shape, generator=torch.Generator().manual_seed(sp.subject.seed))
+        return drawn.to(x.device, x.dtype if x.is_floating_point() else getattr(torch, sp.dtype))
+
+    return made
+
+
+def _unmade(x: Tensor) -> Tensor:
+    raise TypeError(f"there is no number for each of {len(x)} rows")
+
+
+def _dtype_for(x: Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.float32
+
+
+def _is_by_row(sp: BuiltModule, x: Tensor, make: Made, given: Given) -> bool:
+    """Whether more rows take as many more, and no other number of vectors: all rows may share several of these.
+
+    A condition is each row's own, which an average may take any number of.
+    """
+    longer = torch.cat((x, sp.input(x.shape[1], _MORE)))
+    of_longer = make(longer)
+    with giving(sp.module, {given.name: of_longer}):
+        is_taken = isinstance(attempt(lambda: sp(longer)), Tensor)
+        is_own = of_longer.ndim == 1 or (of_longer.ndim == 2 and bool(_OF_ONE_ROW & words_of(given.name)))
+        return is_taken and (is_own or isinstance(attempt(lambda: sp(x)), Caught))
 
 
 def _is_taken(sp: BuiltModule, x: Tensor, given: Given, plain: Tensor) -> bool:

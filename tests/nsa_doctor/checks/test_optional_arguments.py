@@ -94,6 +94,48 @@ class ByLayer(nn.Module):
         return x
 
 
+class Conditioned(nn.Module):
+    """A layer beside a condition [B, D], of all rows where it is `shared`."""
+
+    def __init__(self, shared: bool = False) -> None:
+        super().__init__()
+        self.layer, self.to_shift, self.shared = nn.Linear(WIDTH, WIDTH), nn.Linear(6, WIDTH), shared
+
+    def forward(self, x: Tensor, cond: Tensor | None = None) -> Tensor:
+        if cond is None:
+            return self.layer(x)
+        cond = cond.mean(0, keepdim=True).expand(len(x), -1) if self.shared else cond
+        return self.layer(x) + self.to_shift(cond)[:, None]
+
+
+class Attending(nn.Module):
+    """Cross-attention to a context [B, L, D], with its rows laid out for heads."""
+
+    def __init__(self, exchanged: bool = False) -> None:
+        super().__init__()
+        self.q, self.kv, self.exchanged = nn.Linear(WIDTH, WIDTH), nn.Linear(6, WIDTH), exchanged
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        if context is None:
+            return self.q(x)
+        rows, length, heads = len(x), x.shape[1], 2
+        q = self.q(x).view(rows, length, heads, -1).transpose(1, 2).flatten(0, 1)
+        k = self.kv(context).unflatten(-1, (heads, -1))  # [B, L, H, C]
+        k = k.transpose(1, 2).transpose(0, 1).flatten(0, 1) if self.exchanged else k.transpose(1, 2).flatten(0, 1)
+        y = (q @ k.mT).softmax(-1) @ k
+        return x + y.view(rows, heads, length, -1).transpose(1, 2).flatten(2)
+
+
+class OfABank(Conditioned):
+    """Attention to vectors [N, D] that all rows share."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        if context is None:
+            return self.layer(x)
+        bank = self.to_shift(context)
+        return x + (self.layer(x) @ bank.mT).softmax(-1) @ bank
+
+
 def examined(make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load("FWD258"), small_subject(make, width=WIDTH))
 
@@ -105,6 +147,27 @@ def test_a_time_of_another_row_is_found(make: Callable[[], nn.Module]) -> None:
     assert finding.where.function == "times"
 
 
+@pytest.mark.parametrize("make", [lambda: Conditioned(True), lambda: Attending(True)], ids=["mean", "exchanged"])
+def test_a_vector_of_another_row_is_found(make: Callable[[], nn.Module]) -> None:
+    (finding,) = examined(make).findings
+    assert "of other rows changes the answer for row" in finding.message
+    assert finding.where.function == "forward"
+
+
+def test_two_classes_are_labels_too() -> None:
+    class Binary(Labelled):
+        def __init__(self) -> None:
+            super().__init__(True)
+            self.table = nn.Embedding(2, WIDTH)
+
+    (finding,) = examined(Binary).findings
+    assert "the argument label changes later calls" in finding.message
+
+
+def test_vectors_that_all_rows_share_are_none_for_each_row() -> None:
+    assert "no optional argument" in examined(OfABank).reason
+
+
 @pytest.mark.parametrize(
     ("make", "name"), [(lambda: Labelled(True), "label"), (lambda: Windowed(True), "prefix_len")], ids=["label", "size"]
 )
@@ -114,7 +177,7 @@ def test_what_later_calls_remember_is_found(make: Callable[[], nn.Module], name:
     assert finding.where.file == __file__
 
 
-@pytest.mark.parametrize("make", [Timed, Labelled, Windowed])
+@pytest.mark.parametrize("make", [Timed, Labelled, Windowed, Conditioned, Attending])
 def test_an_argument_of_its_own_row_and_call_is_silent(make: Callable[[], nn.Module]) -> None:
     assert examined(make).verdict is Verdict.PASS
 
