@@ -1,6 +1,6 @@
 """Where a module stops depending on its input: the operation that makes one value of whatever it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,12 @@ def line_of_loss(sp: BuiltModule, inputs: Sequence[Tensor]) -> tuple[str, Place]
 
     No operation, and the line of the module, where none is seen.
     """
-    one, other = (recording_of(sp, lambda each=each: sp(each)) for each in inputs)
+    return loss_between(sp, [lambda each=each: sp(each) for each in inputs])
+
+
+def loss_between(sp: BuiltModule, calls: Sequence[Callable[[], Tensor]]) -> tuple[str, Place]:
+    """The same of two calls that give the same."""
+    one, other = (recording_of(sp, call) for call in calls)
     found = _last_that_gives_the_same(one, other)
     if found is None or not found.place.file:
         return "", definition_place(sp.module)

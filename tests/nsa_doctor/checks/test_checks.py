@@ -212,6 +212,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD256": with_one_answer,
     "FWD257": with_experts,
     "FWD258": with_a_time,
+    "FWD270": with_a_time,
     "FWD259": with_a_choice,
     "FWD260": with_attention,
     "FWD263": with_projections,
