@@ -8,20 +8,30 @@ to be found, unless it wants positions beside it or all tokens again.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.adapters.decoding_methods import ASKING, CERTAIN, by_methods
-from nsa_doctor.adapters.decoding_proof import LENGTH, failing_part, is_meant, proves_itself, takes_several
+from nsa_doctor.adapters.decoding_objects import by_cache_of_a_part, by_cache_of_forward, by_state_and_token
+from nsa_doctor.adapters.decoding_proof import (
+    LENGTH,
+    failing_part,
+    fills_its_cache,
+    is_meant,
+    proves_itself,
+    takes_several,
+)
 from nsa_doctor.adapters.decoding_way import Decoding, Step
 from nsa_doctor.adapters.input_discovery import called, parameter_names
-from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.attention.decoding import SingleTokens
 from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.probes.tensors.answer import split_answer
 from nsa_doctor.subject.contract import Subject
 
 _CACHES = (
@@ -33,6 +43,7 @@ _HOLDING = ("cache", "caches")
 _EARLIER = re.compile(r"^(prev|previous|past|last|init|initial)_")
 _KEPT = re.compile("cache|state|hidden|past|carry|kv")  # no memories: those of segments are windows by design
 _Flags = Mapping[str, Any]
+_Split = Callable[[Any, Tensor], tuple[Tensor, Any]]
 _POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")  # tensors of whole numbers
 _OFFSETS = ("start_pos", "offset", "position_offset", "past_length", "start")
 
@@ -42,16 +53,16 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     if subject.max_length < LENGTH or subject.offers("prefill") or subject.offers("step"):
         return subject
     ways = [*by_methods(subject, module), *_by_forward(subject, module)]
-    for way in ways:
-        if attempt(lambda way=way: proves_itself(subject, way)) is True:
-            several = attempt(lambda way=way: takes_several(subject, way)) is True
-            step = way.step if several else SingleTokens(way.step, "several at once give something else")
-            more = "" if several else ", one token at a time: several at once give something else"
-            return _decoded_by(subject, way, step, more)
+    found = _proven(subject, ways)
+    if found is None:
+        further = [*_by_objects(subject, module)]
+        found, ways = _proven(subject, further), [*ways, *further]
+    if found is not None:
+        return found
     for way in ways:
         part = attempt(lambda way=way: failing_part(subject, way))
         if isinstance(part, str):
-            step = SingleTokens(way.step, f"no {part} of one token ends", is_right=False)
+            step: Step = SingleTokens(way.step, f"no {part} of one token ends", is_right=False)
             return _decoded_by(subject, way, step, f", though no {part} of it ends")
     for way in ways:
         if attempt(lambda way=way: is_meant(subject, way)) is True:
@@ -61,6 +72,17 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
             more = "; its tokens are other than in one whole pass: where a step takes more, an Adapter gives it"
             return _decoded_by(subject, way, step, more)
     return subject
+
+
+def _proven(subject: Subject, ways: Sequence[Decoding]) -> Subject | None:
+    """The subject with the first of these ways that proves itself."""
+    for way in ways:
+        if attempt(lambda way=way: proves_itself(subject, way)) is True:
+            several = attempt(lambda way=way: takes_several(subject, way)) is True
+            step = way.step if several else SingleTokens(way.step, "several at once give something else")
+            more = "" if several else ", one token at a time: several at once give something else"
+            return _decoded_by(subject, way, step, more)
+    return None
 
 
 def _decoded_by(subject: Subject, way: Decoding, step: Step, more: str) -> Subject:
@@ -96,7 +118,8 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
                 return _split(subject, called(module, x, way, {**asking, name: cache}), x, name)
 
             is_meant = name in CERTAIN or name not in _CACHES
-            others = tuple(_other_steps(subject, way, asking, name, parameters)) if is_meant else None
+            split = partial(_split, subject, name=name)
+            others = tuple(_other_steps(split, way, asking, name, parameters)) if is_meant else None
             goes_on = name in _KEYS_AND_VALUES
             holds = goes_on or name in _HOLDING
             words = f"forward(x, {name}=...)"
@@ -113,6 +136,25 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
             )
 
 
+def _by_objects(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
+    """A cache that the caller makes, given to the forward, to a part of it, or to a step."""
+    parameters = attempt(lambda: inspect.signature(module.forward).parameters)
+
+    def last(answer: Any, x: Tensor) -> tuple[Tensor, Any]:
+        output, _ = split_answer(answer, lambda each: each.ndim == 3 and each.is_floating_point())
+        assert isinstance(output, Tensor)
+        return output[:, -1:], None
+
+    def others(way: str | None, name: str) -> tuple[Any, ...]:
+        held = {} if isinstance(parameters, Caught) else parameters
+        return tuple(_other_steps(last, way, {}, name, held))
+
+    yield from by_state_and_token(subject, module)
+    for way in (*by_cache_of_forward(subject, module, others), *by_cache_of_a_part(subject, module)):
+        if way.is_blamed or attempt(lambda way=way: fills_its_cache(subject, way)) is True:
+            yield way
+
+
 def _asked_for(parameters: Mapping[str, inspect.Parameter]) -> Iterator[tuple[str, _Flags]]:
     """What is None and named by a flag that has it returned, as `prev_hidden` by `return_next_prev_hidden`."""
     flags = [name for name, each in parameters.items() if each.default is False and name.startswith("return_")]
@@ -123,7 +165,7 @@ def _asked_for(parameters: Mapping[str, inspect.Parameter]) -> Iterator[tuple[st
 
 
 def _other_steps(
-    subject: Subject, way: str | None, asking: Mapping[str, Any], name: str, parameters: Mapping[str, Any]
+    split: _Split, way: str | None, asking: Mapping[str, Any], name: str, parameters: Mapping[str, Any]
 ) -> Iterator[tuple[Step, Step | None]]:
     """The last token with its position, by each parameter that may stand for one, and all tokens once more.
 
@@ -134,7 +176,7 @@ def _other_steps(
         def step(module: nn.Module, x: Tensor, cache: Any) -> Any:
             given = x if num_tokens is None else x[:, -num_tokens:]
             answer = called(module, given, way, {**asking, **more(x), name: cache})
-            return _split(subject, answer, given[:, -1:], name)
+            return split(answer, given[:, -1:])
 
         return step
 

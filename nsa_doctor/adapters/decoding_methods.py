@@ -1,14 +1,14 @@
 """The methods by which a plain module may decode: `prefill` and `step`, or a step from a first state or from none."""
 
 import inspect
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.decoding_starts import Start, by_making, called_by, method_of, names_a_cache, num_required
 from nsa_doctor.adapters.decoding_way import Decoding, Prefill, Step
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
@@ -26,10 +26,6 @@ _STEPS = (
     *("streaming_forward", "forward_streaming", "forward_recurrent", "recurrent_step", "single_step", "forward_one"),
 )
 _ONE = ("token", "tok", "token_id", "x_t", "xt", "last_token", "next_token")
-_FIRST_STATE = re.compile(
-    r"_?(get_)?(init|initial|initialize|make|create|new|empty|default|begin|start|zero|allocate)_\w*"
-    r"(state|cache|hidden|memory)s?"
-)
 _INPUTS = (
     *(
         "x",
@@ -48,41 +44,37 @@ _INPUTS = (
     *("inputs_embeds", "seq", "sequence", "embeddings", "emb"),
 )
 _BATCHES = ("batch", "data", "sample", "samples")  # of a training step
-_OF_ROWS = ("batch", "batch_size", "bsz", "bs", "b", "num_rows", "rows", "n")
-_OF_INPUT = ("x", "input", "inputs", "tokens", "ids", "like")
-_OF_LENGTH = ("max_len", "max_length", "max_seqlen", "max_seq_len", "length", "seq_len", "capacity")
-_ROWS, _ROOM = 3, 2048
-Start = Callable[[nn.Module, Tensor], Any]
+_ROWS = 3
 
 
 def by_methods(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
     """Methods of the module by which it reads a prompt, and goes on from what that has left."""
-    prefill: Any = _method(module, "prefill")
+    prefill: Any = method_of(module, "prefill")
     if prefill is None:
         yield from _by_a_step_alone(module)
         yield from _by_a_first_state(subject, module)
-    if _required(prefill) != 1:
+    if num_required(prefill) != 1:
         return
-    more = next((each for each in list(inspect.signature(prefill).parameters)[1:2] if _names_a_cache(each)), "")
+    more = next((each for each in list(inspect.signature(prefill).parameters)[1:2] if names_a_cache(each)), "")
     first = next(iter(inspect.signature(prefill).parameters), "")
     for name in _STEPS:
-        step = _method(module, name)
-        names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)
+        step = method_of(module, name)
+        names = [] if num_required(step) != 2 else list(inspect.signature(step).parameters)
         if not names:
             continue
 
         def step_of(module: nn.Module, x: Tensor, cache: Any, name: str = name) -> tuple[Tensor, Any]:
             by = "prefill" if more and x.shape[1] > 1 else name  # which goes on from what it is given
-            return _pair(_called(module, by, x, cache), cache)
+            return _pair(called_by(module, by, x, cache), cache)
 
         words = f"prefill(x{', ' * bool(more)}{more}) and {name}(x, {names[1]})"
         way = Decoding(
             words,
-            lambda module, x: _pair(_called(module, "prefill", x)),
+            lambda module, x: _pair(called_by(module, "prefill", x)),
             step_of,
             is_certain=True,
             goes_on=bool(more),
-            is_named=_names_a_cache(names[1]),
+            is_named=names_a_cache(names[1]),
             takes_a_token=names[0] in _ONE,
             is_blamed=first in _INPUTS and names[0] in (*_INPUTS, *_ONE),
         )
@@ -95,12 +87,12 @@ def by_methods(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
 def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
     """A method that reads a prompt where it is given no state, and goes on from the one that it returned."""
     for name in _STEPS:
-        step = _method(module, name)
-        second = list(inspect.signature(step).parameters.values())[1:2] if _required(step) == 1 else []
+        step = method_of(module, name)
+        second = list(inspect.signature(step).parameters.values())[1:2] if num_required(step) == 1 else []
         if second and second[0].default is None and second[0].name in (*CERTAIN, *_HIDDEN):
 
             def step_of(module: nn.Module, x: Tensor, state: Any = None, name: str = name) -> tuple[Tensor, Any]:
-                output, left = _pair(_called(module, name, x, state))
+                output, left = _pair(called_by(module, name, x, state))
                 if left is None:
                     raise TypeError("no state comes back")
                 return output, left
@@ -111,32 +103,6 @@ def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
             read = _read_by(flat, lambda module, x: None)
             flatly = f"{words} of a row's one token"
             yield Decoding(flatly, read, flat, is_certain=True, is_prompt_whole=True, num_rows=_ROWS)
-
-
-def _method(module: nn.Module, name: str) -> Any:
-    """A method of that name, or what is set in its place; None for a property, which may not be asked for yet."""
-    if isinstance(inspect.getattr_static(type(module), name, None), property):
-        return None
-    return getattr(module, name, None)
-
-
-def _called(module: nn.Module, name: str, *given: Any) -> Any:
-    method: Any = getattr(module, name)
-    return method(*given)
-
-
-def _required(method: Any) -> int:
-    """How many arguments a method cannot do without; -1 where that is not known."""
-    signature = attempt(lambda: inspect.signature(method)) if callable(method) else None
-    if not isinstance(signature, inspect.Signature):
-        return -1
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [each for each in signature.parameters.values() if each.default is each.empty]
-    return sum(each.kind in kinds for each in needed) if all(each.kind in kinds for each in needed) else -1
-
-
-def _names_a_cache(name: str) -> bool:
-    return any(word in name.lower() for word in ("cache", "state", "past", "kv", "memory", "hidden"))
 
 
 def _pair(answer: Any, cache: Any = None) -> tuple[Tensor, Any]:
@@ -153,11 +119,11 @@ def _by_a_first_state(subject: Subject, module: nn.Module) -> Iterator[Decoding]
 
     What it steps by may be a row's one token, [B] or [B, D], or a sequence of one, and its state several arguments.
     """
-    starts = [*_by_asking(subject, module), *_by_making(module)]
+    starts = [*_by_asking(subject, module), *((words, None, start) for words, start in by_making(module))]
     for name in _STEPS if starts else ():
-        step = _method(module, name)
-        names = list(inspect.signature(step).parameters)[: _required(step)] if _required(step) > 1 else []
-        if not names or names[0] in _BATCHES or not all(_names_a_cache(each) for each in names[1:]):
+        step = method_of(module, name)
+        names = list(inspect.signature(step).parameters)[: num_required(step)] if num_required(step) > 1 else []
+        if not names or names[0] in _BATCHES or not all(names_a_cache(each) for each in names[1:]):
             continue
         are_flat = (True, False) if names[0] in _ONE else (False, True)
         for words, read, start in starts:
@@ -188,27 +154,11 @@ def _by_asking(subject: Subject, module: nn.Module) -> Iterator[tuple[str, Prefi
             yield f"forward(x, {name}=True)", read, lambda module, x: None
 
 
-def _by_making(module: nn.Module) -> Iterator[tuple[str, Prefill | None, Start]]:
-    """Methods of the module that make a first state, for so many rows, like an input, or of nothing."""
-    for name in (name for name in dir(type(module)) if _FIRST_STATE.fullmatch(name) and not hasattr(nn.Module, name)):
-        method = _method(module, name)
-        names = list(inspect.signature(method).parameters)[: _required(method)] if _required(method) > 0 else []
-        kinds = [next((kind for kind in (_OF_ROWS, _OF_INPUT, _OF_LENGTH) if each in kind), None) for each in names]
-        if _required(method) < 0 or None in kinds:
-            continue
-
-        def start(module: nn.Module, x: Tensor, name: str = name, kinds: list[Any] = kinds) -> Any:
-            given = {_OF_ROWS: len(x), _OF_INPUT: x, _OF_LENGTH: _ROOM}
-            return _called(module, name, *(given[kind] for kind in kinds))
-
-        yield f"{name}({', '.join(names)})", None, start
-
-
 def _step_of(name: str, *, is_flat: bool, are_several: bool) -> Step:
     def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if x.shape[1] != 1:
             raise ValueError("a step is given one token")
-        answer = _called(module, name, x[:, 0] if is_flat else x, *(state if are_several else (state,)))
+        answer = called_by(module, name, x[:, 0] if is_flat else x, *(state if are_several else (state,)))
         if are_several and isinstance(answer, tuple):
             answer = answer[0], answer[1:] or state
         output, state = _pair(answer, state)

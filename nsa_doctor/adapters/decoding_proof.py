@@ -40,6 +40,13 @@ def proves_itself(subject: Subject, way: Decoding) -> bool:
         return are_shaped and _is_close(prompt, whole, _PROMPT) and _is_close(following, whole, LENGTH)
 
 
+def fills_its_cache(subject: Subject, way: Decoding) -> bool:
+    """Whether a prompt leaves a number or a tensor in its cache."""
+    sp = built(subject)
+    with torch.no_grad():
+        return bool(fields_of(way.prefill(sp.module, sp.input(_PROMPT, way.num_rows))[1], "cache"))
+
+
 def failing_part(subject: Subject, way: Decoding) -> str | None:
     """`prompt` or `step`, whichever raises where nobody wrote a `raise`; None where neither is sure to.
 
@@ -95,7 +102,8 @@ def is_meant(subject: Subject, way: Decoding) -> bool:
     """Whether a step serves as one, though its tokens are other than in one whole pass.
 
     It gives one output for one token and reads its cache, unless that is sure to hold the past, and no other step is
-    what the module wants. Of methods of these names, a prompt gives much of what one pass gives, at its own tokens.
+    what the module wants. Of methods of these names, and of a cache that its caller makes, a prompt gives much of what
+    one pass gives, at its own tokens.
     """
     if way.num_rows is not None or (way.others is None and not (way.is_certain and way.is_named)):
         return False  # a row's one token proves itself, or is none
@@ -106,11 +114,14 @@ def is_meant(subject: Subject, way: Decoding) -> bool:
         prompt, following = _next(sp, way, x)
         if not (_fits(prompt, whole) and _fits(following, whole) and following.shape[1] == 1):
             return False
-        if way.others is None and not _is_much_like(prompt, whole, sp(x[:, :_PROMPT].clone())):
+        is_guessed = way.others is None or way.counts is not None
+        if is_guessed and not _is_much_like(prompt, whole, sp(x[:, :_PROMPT].clone())):
             return False
         if way.is_summary and _likeness(following, whole[:, -1:]) < _MUCH:
             return False
         cache = way.prefill(sp.module, another[:, :_PROMPT].clone())[1]
+        if way.counts is not None and 0 in way.counts(cache).values():
+            return False
         is_read = not _is_near(way.step(sp.module, x[:, _PROMPT:].clone(), cache)[0], following, whole)
         if not (is_read or (way.holds_the_past and _tells_prompts_apart(sp, way, x, another))):
             return False

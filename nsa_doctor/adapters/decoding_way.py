@@ -1,6 +1,6 @@
 """A way in which a plain module may decode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ class Decoding:
     `holds_the_past` where its name says so: a step that does not read it is at fault. What it raises `is_blamed` on the
     subject where the names of all that it is given say so. A state `is_summary` where it may
     be of whole segments, so that what follows it is only like what one pass gives. It is tried with `num_rows`, the
-    fewest that the subject takes where that is not given.
+    fewest that the subject takes where that is not given. `counts` are numbers of a cache that count its tokens: one
+    that is 0 behind a prompt is left to whoever calls the module.
 
     `others` are steps that a module may want in its place, given all tokens so far, each with the one at the first
     position in its place: a module that gives another output then counts positions by itself.
@@ -39,4 +40,5 @@ class Decoding:
     is_blamed: bool = False
     is_summary: bool = False
     num_rows: int | None = None
+    counts: Callable[[Any], Mapping[str, int]] | None = None
     others: tuple[tuple[Step, Step | None], ...] | None = None
