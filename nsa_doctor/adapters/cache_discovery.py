@@ -1,7 +1,7 @@
-"""Finds out what can be done with a cache beside decoding: choose rows of it, or remove last tokens.
+"""Finds out what can be done with a cache beside decoding: choose rows of it, remove last tokens, or copy it.
 
 By the names of methods, of the cache, of each part of a list of them, or of the module. One is taken where choosing
-every row, or removing nothing, leaves the next step as it is.
+every row, removing nothing, or a copy leaves the next step as it is.
 """
 
 import inspect
@@ -18,19 +18,28 @@ from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 _PROMPT, _ROWS = 4, 2
-_REORDERING = ("reorder_cache", "_reorder_cache", "reorder", "reorder_", "batch_select_indices", "select_rows")
+_REORDERING = (
+    *("reorder_cache", "_reorder_cache", "reorder", "reorder_", "batch_select_indices", "select_rows", "select_batch"),
+    *("reorder_state", "reorder_states", "reorder_batch", "reorder_rows", "reorder_beams", "select_beams", "reindex"),
+    *("index_select", "gather_rows", "beam_reorder", "permute_batch", "keep_rows", "reorder_kv", "reorder_kv_cache"),
+)
 _CROPPING = ("crop", "crop_", "crop_cache", "crop_to", "truncate_to", "rollback_to", "rewind_to")  # to so many tokens
 _REMOVING = ("rollback", "rewind")  # so many tokens
+_COPYING = (
+    *("fork", "clone", "copy", "deep_copy", "deepcopy", "duplicate", "fork_cache", "clone_cache", "copy_cache"),
+    *("fork_state", "clone_state", "copy_state"),
+)
 Changed = Callable[..., Any]
 
 
 def with_cache_methods(subject: Subject, module: nn.Module) -> Subject:
-    """The subject with the first method that reorders its cache and the first that crops it, where there are any."""
+    """The subject with the first method that reorders its cache, that crops it and that copies it, where there are."""
     if subject.prefill is None or subject.step is None:
         return subject
     cache = attempt(lambda: _prompt(subject)[2])
     subject = _offering(subject, "reorder", _reorderings(cache, module))
-    return _offering(subject, "crop", _croppings(cache, module))
+    subject = _offering(subject, "crop", _croppings(cache, module))
+    return _offering(subject, "fork", _copyings(cache, module))
 
 
 def _offering(subject: Subject, seam: str, ways: Iterable[tuple[str, Changed]]) -> Subject:
@@ -59,31 +68,42 @@ def _croppings(cache: Any, module: nn.Module) -> Iterator[tuple[str, Changed]]:
         yield words, wraps(method)(change)
 
 
-def _methods(cache: Any, module: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, Any, Changed]]:
-    """(words, the method, how it is called with the module, a cache and one argument) of each that is there."""
+def _copyings(cache: Any, module: nn.Module) -> Iterator[tuple[str, Changed]]:
+    for words, method, call in _methods(cache, module, _COPYING, 0):
+
+        def copied(module: nn.Module, cache: Any, call: Changed = call) -> Any:
+            return call(module, cache)
+
+        yield words, wraps(method)(copied)
+
+
+def _methods(
+    cache: Any, module: nn.Module, names: tuple[str, ...], number: int = 1
+) -> Iterator[tuple[str, Any, Changed]]:
+    """(words, the method, how it is called with the module, a cache and so many arguments) of each that is there."""
     parts = list(cache) if isinstance(cache, (list, tuple)) else []
     for name in names:
         method = getattr(cache, name, None)
-        if _takes(method, 1):
-            yield f"its method {name}", method, lambda module, cache, given, name=name: _changed(cache, name, given)
-        elif parts and all(_takes(getattr(each, name, None), 1) for each in parts):
+        if _takes(method, number):
+            yield f"its method {name}", method, lambda module, cache, *given, name=name: _changed(cache, name, *given)
+        elif parts and all(_takes(getattr(each, name, None), number) for each in parts):
 
-            def each_part(module: nn.Module, cache: Any, given: Any, name: str = name) -> Any:
-                return type(cache)([_changed(each, name, given) for each in cache])
+            def each_part(module: nn.Module, cache: Any, *given: Any, name: str = name) -> Any:
+                return type(cache)([_changed(each, name, *given) for each in cache])
 
             yield f"the method {name} of its parts", getattr(parts[0], name), each_part
         method = getattr(module, name, None)
-        if _takes(method, 2):
+        if _takes(method, 1 + number):
 
-            def of_module(module: nn.Module, cache: Any, given: Any, name: str = name) -> Any:
-                changed = getattr(module, name)(cache, given)
+            def of_module(module: nn.Module, cache: Any, *given: Any, name: str = name) -> Any:
+                changed = getattr(module, name)(cache, *given)
                 return cache if changed is None else changed
 
             yield f"the module's {name}", method, of_module
 
 
-def _changed(cache: Any, name: str, given: Any) -> Any:
-    changed = getattr(cache, name)(given)
+def _changed(cache: Any, name: str, *given: Any) -> Any:
+    changed = getattr(cache, name)(*given)
     return cache if changed is None else changed
 
 
@@ -112,8 +132,11 @@ def _keeps(subject: Subject, seam: str, change: Changed) -> bool:
     outputs = []
     for is_changed in (False, True):
         sp, x, cache = _prompt(subject)
-        given = (torch.arange(_ROWS, device=x.device),) if seam == "reorder" else (_PROMPT, 0)
+        givens = {"reorder": (torch.arange(_ROWS, device=x.device),), "crop": (_PROMPT, 0), "fork": ()}
         with torch.no_grad():
-            cache = change(sp.module, cache, *given) if is_changed else cache
+            changed = change(sp.module, cache, *givens[seam]) if is_changed else cache
+            if seam == "fork" and is_changed and changed is cache:
+                return False  # as a method that returns nothing, and copies something else
+            cache = changed
             outputs.append(subject.step(sp.module, x[:, _PROMPT:].clone(), cache)[0].clone())
     return torch.equal(*outputs)

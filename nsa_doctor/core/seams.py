@@ -17,6 +17,7 @@ SEAMS: Mapping[str, str] = {  # what stands behind "it offers no"
     "cache_reads": "count of the keys that decoding reads",
     "reorder": "way to reorder the rows of its cache",
     "crop": "way to crop its cache",
+    "fork": "way to copy its cache",
     "packed": "way to pack sequences",
     "documents": "way to separate documents in a row",
     "padded": "way to mask padding",

@@ -182,7 +182,7 @@ def with_padding(subject: Subject) -> Subject:
 
 
 def with_a_cache_of_tokens(subject: Subject) -> Subject:
-    """Its cache holds the tokens, which every step reads again, and rows of it can be chosen and tokens removed."""
+    """Its cache holds the tokens, which every step reads again: rows can be chosen, tokens removed, all copied."""
 
     def step(module: nn.Module, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         whole = torch.cat((cache, x), dim=1)
@@ -194,6 +194,7 @@ def with_a_cache_of_tokens(subject: Subject) -> Subject:
         step=step,
         reorder=lambda module, cache, rows: cache[rows],
         crop=lambda module, cache, num_kept, num_removed: cache[:, :num_kept],
+        fork=lambda module, cache: cache.clone(),
     )
 
 
@@ -225,6 +226,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "PRF203": lambda subject: replace(subject, max_length=512),
     "DEC113": with_a_cache_of_tokens,
     "DEC114": with_a_cache_of_tokens,
+    "DEC115": with_a_cache_of_tokens,
 }
 
 
