@@ -26,6 +26,7 @@ from nsa_doctor.adapters.decoding_starts import (
 from nsa_doctor.adapters.decoding_way import Decoding, Step
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.attention.decoding import ReadByTokens
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state_fields import fields_of
 from nsa_doctor.subject.contract import Subject
@@ -79,6 +80,7 @@ def by_cache_of_forward(
                     f"forward(x, {name}={words}){by}",
                     step,
                     start,
+                    goes_on=words in made or not _takes_a_mask(module),
                     others=None if advance or name in _BY_THEIR_CALLER else others(way, name),
                     is_summary=name in _STATES,
                     is_blamed=advance is None and words in made and words.endswith(f"{name}()"),
@@ -107,7 +109,8 @@ def by_cache_of_a_part(subject: Subject, module: nn.Module) -> Iterator[Decoding
                 def begun(module: nn.Module, x: Tensor, path: str = path, start: Start = start) -> Any:
                     return start(module.get_submodule(path), x)
 
-                yield _way(f"forward(x) with {path}(..., {name}={words})", step, begun)
+                way = f"forward(x) with {path}(..., {name}={words})"
+                yield _way(way, step, begun, goes_on=not _takes_a_mask(part))
 
 
 def by_state_and_token(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
@@ -127,7 +130,7 @@ def by_state_and_token(subject: Subject, module: nn.Module) -> Iterator[Decoding
             ):
                 yield Decoding(
                     f"{words} and {name}({', '.join(names)}){by}",
-                    _token_by_token(step, begun),
+                    ReadByTokens(_token_by_token(step, begun)),
                     step,
                     is_certain=True,
                     takes_a_token=True,
@@ -135,13 +138,14 @@ def by_state_and_token(subject: Subject, module: nn.Module) -> Iterator[Decoding
                 )
 
 
-def _way(words: str, step: Step, start: Start, **more: Any) -> Decoding:
+def _way(words: str, step: Step, start: Start, *, goes_on: bool, **more: Any) -> Decoding:
     return Decoding(
         words,
         lambda module, x: step(module, x, _made(start, module, x)),
         step,
         is_certain=False,
-        goes_on=True,
+        goes_on=goes_on,
+        takes_a_token=not goes_on,
         **more,
     )
 
@@ -158,6 +162,12 @@ def _taking(module: nn.Module) -> list[str]:
     signature = attempt(lambda: inspect.signature(module.forward))
     parameters = signature.parameters if isinstance(signature, inspect.Signature) else {}
     return [name for name, each in parameters.items() if each.default is None and _TAKEN_BY.fullmatch(name)]
+
+
+def _takes_a_mask(module: nn.Module) -> bool:
+    """Whether its caller may have to say which of several tokens see which, and of which past."""
+    parameters = attempt(lambda: list(inspect.signature(module.forward).parameters))
+    return isinstance(parameters, list) and any("mask" in name or "bias" in name for name in parameters)
 
 
 def _starts(subject: Subject, module: nn.Module) -> list[tuple[str, Start]]:

@@ -12,6 +12,7 @@ Example:
     y = scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import evenly
-from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_decode
+from nsa_doctor.probes.attention.decoding import ReadByTokens, decoding_module, lengths_to_decode
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -58,7 +59,8 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def _long_prompts(subject: Subject, longest: int) -> list[int]:
     """Prompts longer than those so far, which may be taken in as several pieces."""
-    if subject.is_slow or subject.profile == "smoke":
+    is_by_tokens = isinstance(inspect.unwrap(subject.prefill), ReadByTokens) if subject.prefill is not None else False
+    if subject.is_slow or subject.profile == "smoke" or is_by_tokens:
         return []
     return [prompt for prompt in _LONG_PROMPTS if longest < prompt <= subject.max_length - _FEW_STEPS]
 

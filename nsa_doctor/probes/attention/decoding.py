@@ -84,6 +84,17 @@ class SingleTokens:
         return self.step(module, x, cache)
 
 
+@dataclass(frozen=True)
+class ReadByTokens:
+    """A prompt that is read token by token, as there is no other way to read one."""
+
+    prefill: Callable[[nn.Module, Tensor], tuple[Tensor, Any]]
+
+    def __call__(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
+        """The outputs of all tokens, and the cache behind them."""
+        return self.prefill(module, x)
+
+
 def require_steps_of_several(sp: BuiltModule) -> None:
     """Raise where a step is not given several tokens: NotApplicableError if single ones are right.
 

@@ -1,6 +1,8 @@
 """A cache that the caller makes, and that a call extends in place, is found by its names and has to prove itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -189,6 +191,39 @@ def test_a_right_cache_is_found_and_silent(make: Callable[[], nn.Module], words:
 def test_a_step_that_goes_wrong_is_found(make: Callable[[], nn.Module], function: str) -> None:
     (finding,) = result("DEC101", make).findings
     assert (finding.where.file, finding.where.function) == (__file__, function)
+
+
+class WantsItsMask(Model):
+    """Several tokens behind a past see each other as a mask of its caller says, and one needs none."""
+
+    def forward(self, x: Tensor, past_key_values: Any = None, attention_mask: Tensor | None = None) -> Tensor:
+        if past_key_values is not None and past_key_values.seen[0] and x.shape[1] > 1 and attention_mask is None:
+            x = x.mean(1, keepdim=True).expand_as(x)
+        for layer in self.layers:
+            x = layer(x, past_key_values)
+        return x
+
+
+def test_several_tokens_whose_mask_the_caller_gives_are_left_alone() -> None:
+    subject = subject_of(WantsItsMask)
+    assert any("one token at a time" in note for note in subject.notes), subject.notes
+    found = run_check(registry.load("DEC102"), subject)
+    assert (found.verdict, found.findings) == (Verdict.SKIP, ())
+
+
+def test_a_prompt_that_is_read_by_tokens_is_no_long_one() -> None:
+    subject = subject_of(Bytes)
+    lengths: list[int] = []
+    prefill = subject.prefill
+    assert prefill is not None
+
+    @wraps(prefill)
+    def noted(module: nn.Module, x: Tensor) -> Any:
+        lengths.append(x.shape[1])
+        return prefill(module, x)
+
+    assert run_check(registry.load("DEC106"), replace(subject, prefill=noted)).findings == ()
+    assert 70 <= max(lengths) < 260
 
 
 def test_caches_are_independent() -> None:
