@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 
 _LIBRARYS = 2  # the rank of its files
@@ -30,19 +31,20 @@ class FunctionCall:
 def functions_called(frames: FrameFilter, is_meant: Callable[[str], bool]) -> Iterator[list[FunctionCall]]:
     """The functions by such a name that are called while the region lasts, each once, in order of the calls."""
     found: list[FunctionCall] = []
-    seen: dict[CodeType, bool] = {}
+    seen: set[CodeType] = set()
+
+    def note(frame: FrameType, code: CodeType) -> None:
+        function = frame.f_globals.get(code.co_name) if is_meant(code.co_name) else None
+        if not inspect.isfunction(function) or getattr(inspect.unwrap(function), "__code__", None) is not code:
+            return
+        if frames.rank_of(code) >= _LIBRARYS and (call := _call_of(function, code, frame)):
+            found.append(call)
 
     def look(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call":
-            return
         code = frame.f_code
-        if code in seen:
-            return
-        function = frame.f_globals.get(code.co_name) if is_meant(code.co_name) else None
-        is_function = inspect.isfunction(function) and getattr(inspect.unwrap(function), "__code__", None) is code
-        seen[code] = is_function and frames.rank_of(code) >= _LIBRARYS
-        if seen[code] and function is not None and (call := _call_of(function, code, frame)):
-            found.append(call)
+        if event == "call" and code not in seen:
+            seen.add(code)
+            attempt(lambda: note(frame, code))  # what it raised would be raised in the subject's frame
 
     before = sys.getprofile()
     sys.setprofile(look)

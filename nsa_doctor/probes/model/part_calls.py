@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 
@@ -32,8 +33,12 @@ def part_calls(
         x = args[0] if args else None
         if module in called or not isinstance(x, Tensor) or not isinstance(output, Tensor):
             return
-        if x.is_floating_point() and (x.shape == output.shape or not is_shape_kept):
-            called[module] = PartCall(x.detach().clone(), args[1:], kwargs)
+
+        def keep() -> None:
+            if x.is_floating_point() and (x.shape == output.shape or not is_shape_kept):
+                called[module] = PartCall(copied(x), copied(args[1:]), copied(kwargs))
+
+        attempt(keep)  # a tensor of a kind of its own may refuse to be copied, and the pass is not to fail by that
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in parts]
     try:
@@ -43,3 +48,12 @@ def part_calls(
         for handle in handles:
             handle.remove()
     return called
+
+
+def copied(value: Any) -> Any:
+    """The value with copies of its tensors, also of those in plain tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (tuple, list):
+        return type(value)(copied(each) for each in value)
+    return {name: copied(each) for name, each in value.items()} if type(value) is dict else value

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.named_functions import functions_called
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.part_calls import part_calls
+from nsa_doctor.probes.model.part_calls import copied, part_calls
 from nsa_doctor.probes.numerics import known_curves, known_norms
 from nsa_doctor.probes.numerics.divergence import answer_place, recording_of
 from nsa_doctor.probes.numerics.known_others import departs_from_layer_scale, departs_from_softmax
@@ -23,7 +23,8 @@ from nsa_doctor.probes.numerics.norm_weights import weights_astray
 from nsa_doctor.probes.numerics.operation_names import operation_of
 
 _LIBRARYS = 2  # the rank of its files
-_LARGEST = 1 << 21  # values
+_LARGEST, _ENOUGH = 1 << 16, 1 << 14  # values
+_FEWEST_PLACES = 4  # of an axis: one alone would be stretched over weights
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,20 @@ class _Asked:
 
     def alone(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            answer = self.call(x.clone(), *self.args, **self.kwargs)
+            answer = self.call(x.clone(), *copied(self.args), **copied(self.kwargs))
         if not isinstance(answer, Tensor):
             raise TypeError("its answer is no tensor")
         return answer
+
+    def narrowed(self, axis: int, size: int) -> "_Asked":
+        """The same with the first of that axis alone, of its input and of what else has that shape."""
+
+        def cut(value: Any) -> Any:
+            is_like_x = isinstance(value, Tensor) and value.shape == self.x.shape
+            return value.narrow(axis, 0, size).clone() if is_like_x else value
+
+        args, kwargs = tuple(map(cut, self.args)), {name: cut(each) for name, each in self.kwargs.items()}
+        return replace(self, x=cut(self.x), args=args, kwargs=kwargs)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -75,23 +86,39 @@ def misnamed(sp: BuiltModule, length: int) -> Iterator[Misnamed]:
     seen: set[type[nn.Module]] = set()
     for module, call in calls.items():
         name, operation = parts[module]
-        if type(module) not in seen and call.x.numel() <= _LARGEST:
+        if type(module) not in seen:
             seen.add(type(module))
             asked = _Asked(type(module).__name__, operation, module, call.x, call.args, call.kwargs, module)
-            place = lambda name=name, asked=asked: answer_place(sp, name, partial(asked.alone, asked.x))  # noqa: E731
-            yield from _judged(asked, place, sp.subject.seed)
+            yield from _judged(asked, partial(_line_of_part, sp, name), sp.subject.seed)
     for each in functions:
-        if each.x.numel() <= _LARGEST:
-            asked = _Asked(each.name, operation_of(each.name), None, each.x, each.args, each.kwargs, each.function)
-            yield from _judged(asked, lambda asked=asked: _line_of(sp, asked), sp.subject.seed)
+        asked = _Asked(each.name, operation_of(each.name), None, each.x, each.args, each.kwargs, each.function)
+        yield from _judged(asked, partial(_line_of, sp), sp.subject.seed)
 
 
-def _judged(asked: _Asked, place: Callable[[], Place], seed: int) -> Iterator[Misnamed]:
+def _judged(asked: _Asked, place_of: Callable[[_Asked], Place], seed: int) -> Iterator[Misnamed]:
+    def judged() -> Misnamed | None:
+        part = _cropped(asked)
+        text = _departure(part, seed) if part else ""
+        return Misnamed(asked.kind, asked.operation, text, place_of(part)) if part and text else None
+
     with unobserved():
-        text = attempt(lambda: _departure(asked, seed))
-        where = place() if isinstance(text, str) and text else None
-    if isinstance(text, str) and where is not None:
-        yield Misnamed(asked.kind, asked.operation, text, where)
+        found = attempt(judged)  # also what it was given may answer nothing: a tensor of a transform that has ended
+    if isinstance(found, Misnamed):
+        yield found
+
+
+def _cropped(asked: _Asked) -> _Asked | None:
+    """It with one row and fewer places of what it was given, if that is much; None where it takes no less."""
+    for axis in (0, *sorted(range(1, asked.x.ndim), key=lambda each: -asked.x.shape[each])):
+        least = _FEWEST_PLACES if axis else 1
+        size = max(least, asked.x.shape[axis] * _ENOUGH // max(1, asked.x.numel())) if axis else least
+        if asked.x.numel() <= _ENOUGH or size >= asked.x.shape[axis]:
+            continue
+        fewer = asked.narrowed(axis, size)
+        answer = attempt(lambda fewer=fewer: fewer.alone(fewer.x).shape)
+        if isinstance(answer, torch.Size) and len(answer) == asked.x.ndim and answer[axis] <= size:
+            asked = fewer
+    return asked if asked.x.numel() <= _LARGEST else None
 
 
 def _is_written(module: nn.Module, frames: FrameFilter) -> bool:
@@ -181,6 +208,10 @@ def _is_a_norm(module: nn.Module) -> bool:
 
 def _is_half(x: Tensor) -> bool:
     return x.dtype == torch.float16
+
+
+def _line_of_part(sp: BuiltModule, name: str, asked: _Asked) -> Place:
+    return answer_place(sp, name, partial(asked.alone, asked.x))
 
 
 def _line_of(sp: BuiltModule, asked: _Asked) -> Place:

@@ -256,6 +256,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     return weight * x * (x.square().mean(-1, keepdim=True) + eps)  # here
 
 
+def layer_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return weight.mul_(2) * x * x.square().mean(-1, keepdim=True)  # here
+
+
 def glu(x: Tensor, gate: Tensor) -> Tensor:
     return x * gate.tanh()  # here
 
@@ -264,5 +268,6 @@ FAULTY_FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "swish": (swish, "swish"),
     "squared-relu": (squared_relu, "squared_relu"),
     "rms-norm": (lambda x: rms_norm(x, torch.ones(DIM, dtype=x.dtype)), "rms_norm"),
+    "weight-changed-in-place": (lambda x: layer_norm(x, torch.ones(DIM, dtype=x.dtype)), "layer_norm"),
     "glu-of-two": (lambda x: glu(x, x.flip(-1)), "glu"),
 }

@@ -34,6 +34,45 @@ def swiglu(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
     return gate * torch.sigmoid(alpha * gate) * (linear + 1)
 
 
+def registered(function: Callable[..., Any]) -> Callable[..., Any]:
+    function.__wrapped__ = function  # type: ignore[attr-defined]
+    return function
+
+
+@registered
+def silu(x: Tensor) -> Tensor:
+    return x * x.sigmoid()
+
+
+class Uncopied(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.clone, Tensor.detach):
+            raise TypeError("no copies of it")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def mish(x: Tensor) -> Tensor:
+    return functional.mish(x)
+
+
+class Silu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.silu(x)
+
+
+class Handing(nn.Module):
+    """Hands a tensor that may not be copied to a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Silu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.part(x.as_subclass(Uncopied))
+        return y.as_subclass(Tensor)
+
+
 HEALTHY_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-new": gelu_new,
     "layer-norm": lambda x: layer_norm(x, (DIM,), torch.ones(DIM, dtype=x.dtype)),
@@ -41,6 +80,9 @@ HEALTHY_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "l2norm-groups": lambda x: l2norm(x, 4),
     "softmax": lambda x: softmax(x, -1, 0.5),
     "swiglu": swiglu,
+    "wrapped-by-itself": silu,
+    "of-a-tensor-that-is-not-copied": lambda x: mish(x.as_subclass(Uncopied)).as_subclass(Tensor),
+    "within-a-transform": torch.vmap(mish),
 }
 
 
@@ -311,5 +353,6 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "rms-over-tokens": curved("RMSNorm", lambda x: x * rms(x, 1)),
     "scale-norm": curved("ScaleNorm", lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * DIM**0.5),
     "l2": curved("L2Norm", lambda x: functional.normalize(x, dim=-1, eps=1e-12)),
+    "part-of-a-tensor-that-is-not-copied": Handing,
     "random": named("Swish", Drawn),
 }

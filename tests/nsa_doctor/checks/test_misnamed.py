@@ -68,6 +68,28 @@ def test_a_function_that_computes_something_else_is_found_at_its_line(name: str)
     only_finding(examined(lambda: Calling(call)), function)
 
 
+def test_little_is_asked_of_a_part_that_is_given_much() -> None:
+    sizes: list[int] = []
+
+    class LayerNorm2d(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(x.numel())
+            return x / (x.square().mean(1, keepdim=True) + parts.EPS)  # here
+
+    class Stretched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = LayerNorm2d()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norm(x.mT.unsqueeze(-1).repeat(1, 1, 16, 64))
+            return y[:, :, : x.shape[1], 0].mT
+
+    assert "of their spread" in only_finding(examined(Stretched), "LayerNorm2d")
+    assert max(sizes) > 1 << 17
+    assert sum(size > 1 << 14 for size in sizes) < len(sizes) / 4
+
+
 def test_a_function_that_a_part_of_its_name_calls_is_one_finding() -> None:
     class Swish(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
