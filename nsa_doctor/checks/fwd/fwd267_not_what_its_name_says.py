@@ -1,7 +1,7 @@
 """FWD267 not-what-its-name-says
 
 Detects: a module or a function named for an operation that is known exactly (Swish, SiLU, GELU, Mish, ReLU squared,
-GLU and its kin, softmax, LayerScale, LayerNorm, RMSNorm), and whose answers, when it is asked alone, fit none of the
+GLU and its kin, LayerScale, LayerNorm, RMSNorm), and whose answers, when it is asked alone, fit none of the
 forms that bear that name, whatever its weights and its epsilon are.
 Matters: the model trains all the same, and is another than the one that its code reads like: weights from elsewhere
 give other outputs, and what was measured of the operation does not hold.

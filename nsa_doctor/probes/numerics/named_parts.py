@@ -1,6 +1,7 @@
 """Parts and functions named for an operation that is known exactly, asked alone: whether they compute a form of it."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,9 +19,9 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.part_calls import copied, part_calls
 from nsa_doctor.probes.numerics import known_curves, known_norms
 from nsa_doctor.probes.numerics.divergence import answer_place, recording_of
-from nsa_doctor.probes.numerics.known_others import departs_from_layer_scale, departs_from_softmax
+from nsa_doctor.probes.numerics.known_others import departs_from_layer_scale
 from nsa_doctor.probes.numerics.norm_weights import weights_astray
-from nsa_doctor.probes.numerics.operation_names import operation_of
+from nsa_doctor.probes.numerics.operation_names import models_among, operation_of
 
 _LIBRARYS = 2  # the rank of its files
 _LARGEST, _ENOUGH = 1 << 16, 1 << 14  # values
@@ -79,7 +80,8 @@ def misnamed(sp: BuiltModule, length: int) -> Iterator[Misnamed]:
     parts = {
         module: (name, operation)
         for name, module in sp.module.named_modules()
-        if (operation := operation_of(type(module).__name__, kinds)) and _is_written(module, frames)
+        if (operation := operation_of(type(module).__name__, kinds, _models(sp, module)))
+        and _is_written(module, frames)
     }
     with functions_called(frames, lambda name: bool(operation_of(name))) as functions:
         calls = part_calls(sp, parts, length, is_shape_kept=False)
@@ -121,6 +123,13 @@ def _cropped(asked: _Asked) -> _Asked | None:
     return asked if asked.x.numel() <= _LARGEST else None
 
 
+def _models(sp: BuiltModule, part: nn.Module) -> set[str]:
+    """The names of the whole model, and of models and their configurations in the file of the part."""
+    file = sys.modules.get(type(part).__module__)
+    beside = dict(vars(file)) if file is not None else {}
+    return {type(sp.module).__name__, *models_among([name for name, each in beside.items() if isinstance(each, type)])}
+
+
 def _is_written(module: nn.Module, frames: FrameFilter) -> bool:
     """Whether its forward is written by the subject's authors or a library's, and not torch's."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -142,8 +151,6 @@ def _departure(asked: _Asked, seed: int) -> str:
         return _of_gate(asked, seed)
     if asked.tensors or asked.alone(x).shape != x.shape:
         return ""
-    if asked.operation == "softmax":
-        return departs_from_softmax(asked.alone, x, seed)
     numbers = [*(vars(module).values() if module is not None else ()), *asked.args, *asked.kwargs.values()]
     is_adjustable = any(isinstance(each, float) for each in numbers) or any(
         True for _ in (module.parameters() if module is not None else ())

@@ -15,7 +15,6 @@ _OPERATIONS = {
     "swiglu": r"swiglu",
     "geglu": r"geglu",
     "reglu": r"reglu",
-    "softmax": r"softmax",
     "layerscale": r"layerscale(?:2d)?",
     "rmsnorm": r"rmsnorm(?:ali[sz]ation)?(?:\dd|nobias)?",
     "layernorm": r"layernorm(?:ali[sz]ation)?(?:\dd|nobias|1p|channelsfirst|channelslast)?",
@@ -27,20 +26,22 @@ _PATTERNS = {
 _OF_A_MODEL = re.compile(
     r"\w*(Attention|MLP|Mlp|FeedForward|FFN|Layer|Block|Model|Encoder|Decoder|Embeddings?)|For[A-Z]\w+"
 )
+_OF_A_WHOLE = re.compile(r"[a-z0-9](Config|Model|ModelArgs|PreTrainedModel|For[A-Z]\w+)$")
 # With these a name says that another operation is meant.
 _OF_ANOTHER = re.compile(
-    r"adaptive|ada|bi|binary|block|causal|complex|cond|conditional|cross|deep|double|dual|dynamic|gated?|graph|group(ed)?|hard"
-    r"|hybrid|hyper|joint|leaky|learn(ed|able)|linear|local|log|low|mask(ed)?|mixed|multi|multi_?head|parallel|quant|quantized"
-    r"|residual|scaled|shared|shifted|smooth|soft|sparse|spatial|spectral|spherical|sub|temporal|time|weighted",
+    r"adaptive|ada|bi|binary|bit|block|causal|complex|cond|conditional|cross|deep|double|dual|dynamic|gated?|graph|group(ed)?|hard"
+    r"|hybrid|hyper|hyperbolic|int\d|joint|leaky|learn(ed|able)|linear|local|log|lorentz|low|mask(ed)?|mixed|multi|multi_?head|parallel|poincare|power|q|quant|quantized"
+    r"|residual|scaled|shared|shifted|smooth|soft|sparse|spatial|spectral|spherical|sub|taylor|temporal|time|weighted",
     re.IGNORECASE,
 )
 _FEWEST_BESIDE = 2
 
 
-def operation_of(name: str, beside: Collection[str] = ()) -> str:
+def operation_of(name: str, beside: Collection[str] = (), models: Collection[str] = ()) -> str:
     """The operation that the name says it is, and nothing beside it; empty where it says none of them.
 
-    What a name begins with as several parts of a model `beside` it do is the model's, and no word of the operation.
+    What a name begins with as one of the `models` does and several parts `beside` it is the model's, and no word of
+    the operation.
     """
     plain = name.replace("_", "").lower()
     if said := next((each for each, pattern in _PATTERNS.items() if pattern.fullmatch(plain)), ""):
@@ -48,7 +49,8 @@ def operation_of(name: str, beside: Collection[str] = ()) -> str:
     for prefix in _beginnings(name) if beside else ():
         others = {each for each in beside if each.startswith(prefix)}
         rests = [each.removeprefix(prefix) for each in others]
-        is_models = sum(bool(_OF_A_MODEL.fullmatch(rest)) for rest in rests) >= _FEWEST_BESIDE
+        is_a_models = any(each.startswith(prefix) for each in models)
+        is_models = is_a_models and sum(bool(_OF_A_MODEL.fullmatch(rest)) for rest in rests) >= _FEWEST_BESIDE
         if is_models and not _OF_ANOTHER.fullmatch(prefix):
             return operation_of(name.removeprefix(prefix))
     return ""
@@ -57,3 +59,8 @@ def operation_of(name: str, beside: Collection[str] = ()) -> str:
 def _beginnings(name: str) -> list[str]:
     """What comes before each capital in it, the longest first."""
     return [name[:at] for at in range(len(name) - 1, 0, -1) if name[at].isupper()]
+
+
+def models_among(names: Collection[str]) -> set[str]:
+    """Those that are names of whole models, or of what they are configured by."""
+    return {each for each in names if _OF_A_WHOLE.search(each)}

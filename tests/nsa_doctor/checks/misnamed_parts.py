@@ -108,16 +108,6 @@ class GluPlus(nn.Module):
         return out + functional.gelu(gate)  # here
 
 
-class SoftmaxOfSquares(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.square() / x.square().sum(-1, keepdim=True)  # here
-
-
-class SoftmaxLog(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.log_softmax(-1)  # here
-
-
 class Scaling(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -225,8 +215,6 @@ FAULTY: dict[str, tuple[type[nn.Module], str]] = {
     "glu-divided": (named("GLU", GluDivided), "whichever half is the gate"),
     "geglu-plus": (named("GEGLU", GluPlus), "times GELU of the other"),
     "swiglu-tanh": (named("SwiGLU", GluOfTanh), "times SiLU of the other"),
-    "softmax-of-squares": (named("Softmax", SoftmaxOfSquares), "along no axis"),
-    "softmax-log": (named("Softmax", SoftmaxLog), "a share is not below zero"),
     "scale-divided": (named("LayerScale", ScaleDivided), "a scale 1.25 times as large makes its output smaller"),
     "scale-added": (named("LayerScale", ScaleAdded), "an input twice as large does not give an output twice as large"),
     "exchanged": (named("LayerNorm", Exchanged), "weight is added to the normalised and multiplies nothing"),

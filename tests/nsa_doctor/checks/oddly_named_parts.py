@@ -23,11 +23,6 @@ def l2norm(x: Tensor, groups: int = 1) -> Tensor:
     return functional.normalize(x.unflatten(-1, (groups, -1)), dim=-1).flatten(-2)
 
 
-def softmax(x: Tensor, dim: int = -1, temperature: float = 1.0) -> Tensor:
-    x = (x - x.amax(dim, keepdim=True)) / temperature
-    return x.exp() / x.exp().sum(dim, keepdim=True)
-
-
 def swiglu(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
     """As gpt-oss has it: in turns, cut off, and with one more."""
     gate, linear = x[..., ::2].clamp(max=limit), x[..., 1::2].clamp(-limit, limit)
@@ -78,7 +73,6 @@ HEALTHY_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer-norm": lambda x: layer_norm(x, (DIM,), torch.ones(DIM, dtype=x.dtype)),
     "l2norm": l2norm,
     "l2norm-groups": lambda x: l2norm(x, 4),
-    "softmax": lambda x: softmax(x, -1, 0.5),
     "swiglu": swiglu,
     "wrapped-by-itself": silu,
     "of-a-tensor-that-is-not-copied": lambda x: mish(x.as_subclass(Uncopied)).as_subclass(Tensor),
@@ -276,6 +270,15 @@ class ScaledInPlace(Scaling):
         return x.mul_(self.gamma)
 
 
+class Decaying(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.full((DIM,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.exp(-self.decay)
+
+
 class ScaledByOneMore(Scaling):
     def forward(self, x: Tensor) -> Tensor:
         return x * (1 + self.gamma)
@@ -288,14 +291,6 @@ class Drawn(nn.Module):
 
 def in_turns(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: activation(x[..., ::2]) * x[..., 1::2]
-
-
-def one_more_below(x: Tensor) -> Tensor:
-    return x.exp() / (1 + x.exp().sum(-1, keepdim=True))
-
-
-def hidden_by_itself(x: Tensor) -> Tensor:
-    return x.masked_fill(torch.ones(x.shape[-2:]).triu(1).bool(), -torch.inf).softmax(-1)
 
 
 HEALTHY: dict[str, Callable[[], Any]] = {
@@ -325,13 +320,9 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "geglu-of-silu": curved("GEGLU", in_turns(functional.silu)),  # in a package that is released
     "reglu": curved("ReGLU", in_turns(functional.relu)),
     "swiglu-projecting": named("SwiGLU", Projecting),
-    "softmax": curved("Softmax", lambda x: x.softmax(-1)),
-    "softmax-over-tokens": curved("Softmax", lambda x: x.softmax(1)),
-    "softmax-one-more": curved("Softmax", one_more_below),
-    "softmax-causal": curved("Softmax", hidden_by_itself),
-    "softmax-scaled": curved("Softmax", lambda x: 3 * (x / 7).softmax(-1)),
     "layer-scale": named("LayerScale", ScaledInPlace),
     "layer-scale-one-more": named("LayerScale", ScaledByOneMore),
+    "layer-scale-of-a-decay": named("LayerScale", Decaying),
     "layer-scale-around": named("LayerScale", Wrapping),
     "layer": curved("LayerNorm", lambda x: functional.layer_norm(x, (DIM,))),
     "layer-of-torch": named("LayerNormFp32", OfTorch),

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.probes.numerics.operation_names import operation_of
+from nsa_doctor.probes.numerics.operation_names import models_among, operation_of
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks import misnamed_parts as parts
 from tests.nsa_doctor.checks import oddly_named_parts as odd
@@ -175,7 +175,7 @@ def test_weights_are_as_they_were_afterwards() -> None:
             ("SwishMLP", ""),
             ("GLUBlock", ""),
         ),
-        *(("GroupRMSNorm", ""), ("RMSNormGated", ""), ("AdaLayerNorm", ""), ("LogSoftmax", ""), ("Softmax1", "")),
+        *(("GroupRMSNorm", ""), ("RMSNormGated", ""), ("AdaLayerNorm", ""), ("LogSoftmax", ""), ("Softmax", "")),
         *(("LayerNormAct", ""), ("LayerNormLinear", ""), ("BatchNorm", ""), ("Scale", ""), ("Norm", "")),
     ],
 )
@@ -185,11 +185,37 @@ def test_what_a_name_says(name: str, operation: str) -> None:
 
 def test_what_several_parts_of_a_model_begin_with_is_its_name() -> None:
     assert operation_of("LlamaRMSNorm") == ""
-    assert operation_of("LlamaRMSNorm", {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"}) == "rmsnorm"
-    assert operation_of("T5LayerNorm", {"T5Stack", "T5Block", "T5Attention"}) == "layernorm"
-    assert operation_of("LlamaRMSNorm", {"LlamaRMSNorm", "LlamaMLP"}) == ""
-    assert operation_of("GatedRMSNorm", {"GatedMLP", "GatedAttention"}) == ""
-    assert operation_of("HardMish", {"HardBlock", "HardAttention", "HardSigmoid"}) == ""
+    parts = {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"}
+    assert operation_of("LlamaRMSNorm", parts, {"LlamaModel"}) == "rmsnorm"
+    assert operation_of("LlamaRMSNorm", parts, {"Encoder"}) == ""
+    assert operation_of("T5LayerNorm", {"T5Stack", "T5Block", "T5Attention"}, {"T5Config"}) == "layernorm"
+    assert operation_of("LlamaRMSNorm", {"LlamaRMSNorm", "LlamaMLP"}, {"LlamaModel"}) == ""
+    assert operation_of("GatedRMSNorm", {"GatedMLP", "GatedAttention"}, {"GatedModel"}) == ""
+    assert operation_of("HardMish", {"HardBlock", "HardAttention", "HardSigmoid"}, {"HardModel"}) == ""
+    assert operation_of("LorentzLayerNorm", {"LorentzMLP", "LorentzAttention"}, {"LorentzModel"}) == ""
+
+
+def test_names_of_whole_models() -> None:
+    names = {"LlamaModel", "LlamaConfig", "LlamaForCausalLM", "Model", "LlamaMLP", "TaylorAttention"}
+    assert models_among(names) == {"LlamaModel", "LlamaConfig", "LlamaForCausalLM"}
+
+
+class LlamaConfig:
+    """A configuration says of which model the parts beside it are."""
+
+
+def test_what_no_model_is_called_is_a_word_of_the_operation() -> None:
+    class SumMLP(nn.Linear):
+        pass
+
+    class SumAttention(nn.Linear):
+        pass
+
+    class SumRMSNorm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x.sum(-1, keepdim=True)
+
+    assert not examined(lambda: nn.Sequential(SumMLP(DIM, DIM), SumAttention(DIM, DIM), SumRMSNorm())).findings
 
 
 def test_a_part_behind_the_name_of_its_model_is_found() -> None:
