@@ -18,6 +18,8 @@ _MOST_PEAKED = 2.0
 _MOST_SHARES = 64
 _OF_IMAGES = 3  # dimensions and that of the asking: channels may come second
 _TOLERANCE = 0.05
+SMALLER = 1 / 32  # below where some cut their input off, and epsilons are still less
+_FEWEST_ALIKE, _ALIKE, _ALIKE_IF_COARSE, _HALF_BITS = 32, 0.02, 0.2, 16  # values that equal others of their row
 DEFINITIONS = {
     "rmsnorm": "x / sqrt(mean(x**2))",
     "layernorm": "(x - mean(x)) / sqrt(var(x))",
@@ -38,8 +40,8 @@ class Affine:
         self.departure = float((left / whole).sqrt()) if float(whole) else 0.0
 
 
-def values_for_norms(like: Tensor, seed: int) -> list[Tensor]:
-    """Values of that shape and dtype, of unlike sizes, means and peaks wherever they are normalised."""
+def values_for_norms(like: Tensor, seed: int, times: float = 1.0) -> list[Tensor]:
+    """Values of that shape and dtype, `times` as large, of unlike sizes, means and peaks wherever they are normed."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(shape: torch.Size | list[int]) -> Tensor:
@@ -53,7 +55,7 @@ def values_for_norms(like: Tensor, seed: int) -> list[Tensor]:
         x = x / x.square().mean().sqrt()
         x = x + _SHIFT * drawn(torch.Size([1] * like.ndim)).abs().clamp(max=1)
         size = _LARGE * 2 ** drawn(torch.Size([1] * like.ndim)).clamp(-2, 2)
-        given.append((size * x).to(like))
+        given.append((times * size * x).to(like))
     return given
 
 
@@ -79,6 +81,18 @@ def fitted(operation: str, given: list[Tensor], alone: Callable[[Tensor], Tensor
 def agrees(affine: Affine) -> bool:
     """Whether that is what it gives."""
     return affine.departure <= _TOLERANCE
+
+
+def is_of_another_kind(given: list[Tensor], alone: Callable[[Tensor], Tensor]) -> bool:
+    """Whether some places pass through as they are, or it rounds or cuts off: then nothing can be said of it."""
+    answers = torch.stack([alone(each) for each in given])
+    is_kept = (answers == torch.stack(given)).all(0)
+    if bool(is_kept.any()) and not bool(is_kept.all()):
+        return True
+    rows = [each[each != 0].tolist() for each in answers.flatten(0, -2)[:, :_FEWEST_ALIKE].unbind()]
+    again = sum(len(row) - len(set(row)) for row in rows)
+    is_coarse = torch.finfo(answers.dtype).bits <= _HALF_BITS
+    return again > (_ALIKE_IF_COARSE if is_coarse else _ALIKE) * sum(map(len, rows))
 
 
 def _forms(operation: str, x: Tensor) -> Iterator[Tensor]:

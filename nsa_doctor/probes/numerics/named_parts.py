@@ -24,7 +24,7 @@ from nsa_doctor.probes.numerics.norm_weights import weights_astray
 from nsa_doctor.probes.numerics.operation_names import models_among, operation_of
 
 _LIBRARYS = 2  # the rank of its files
-_LARGEST, _ENOUGH = 1 << 16, 1 << 14  # values
+_LARGEST, _ENOUGH = 1 << 16, 1 << 12  # values
 _FEWEST_PLACES = 4  # of an axis: one alone would be stretched over weights
 
 
@@ -196,10 +196,14 @@ def _of_norm(asked: _Asked, seed: int) -> str:
         return ""  # a condition, or a mask
     given = known_norms.values_for_norms(x, seed)
     found = known_norms.fitted(asked.operation, given, asked.alone)
-    if found is None:
+    if found is None or (module is not None and _has_inner_of_less(asked)):
         return ""
     affine, normed = found
     if not known_norms.agrees(affine):
+        smaller = known_norms.values_for_norms(x, seed, known_norms.SMALLER)
+        again = known_norms.fitted(asked.operation, smaller, asked.alone)
+        if again is None or known_norms.agrees(again[0]) or known_norms.is_of_another_kind(given, asked.alone):
+            return ""
         definition = known_norms.DEFINITIONS[asked.operation]
         return (
             f"its values stray by {affine.departure:.2g} of their spread from {definition}, scaled and shifted at will"
@@ -207,6 +211,23 @@ def _of_norm(asked: _Asked, seed: int) -> str:
     if module is None:
         return ""
     return weights_astray(module, lambda: torch.stack([asked.alone(each).double() for each in given]), normed)
+
+
+def _has_inner_of_less(asked: _Asked) -> bool:
+    """Whether a norm within it is given another number of values than it is: lengths of vectors, a share of them."""
+    sizes: list[int] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+        sizes.extend(each.numel() for each in args[:1] if isinstance(each, Tensor))
+
+    inner = asked.module.children() if asked.module is not None else ()
+    handles = [each.register_forward_pre_hook(note) for each in inner]
+    try:
+        asked.alone(asked.x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return any(size != asked.x.numel() for size in sizes)
 
 
 def _is_a_norm(module: nn.Module) -> bool:

@@ -31,6 +31,8 @@ def weights_astray(module: nn.Module, asked: Callable[[], Tensor], normed: Tenso
     if summands or any(True for _ in module.buffers()):
         return ""
     affine = Affine(normed, asked())
+    if any(abs(each) > _LEAST for each in vars(module).values() if isinstance(each, float)):
+        return ""  # which may be what it adds
     shift, size = float(affine.added.abs().max()), float(affine.factor.abs().max())
     return f"it adds up to {shift:.3g} to the normalised, and has no bias" if shift > _MOST_SHIFT * size else ""
 

@@ -234,6 +234,52 @@ class Conditioned(nn.Module):
         return functional.layer_norm(x, (DIM,)) * (1 + condition) + x
 
 
+class OfVectors(nn.Module):
+    """Of the lengths of vectors of three, as in VN-Transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln = nn.LayerNorm(DIM // 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = x.unflatten(-1, (-1, 4))
+        lengths = vectors.norm(dim=-1)
+        return (vectors / lengths.unsqueeze(-1) * self.ln(lengths).unsqueeze(-1)).flatten(-2)
+
+
+class Clipping(Weighted):
+    """Cuts its input off, for half precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clamp(-50, 50)
+        return x * rms(x) * self.weight
+
+
+class Rounding(Weighted):
+    """To four bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * rms(x) * self.weight
+        steps = 7 / y.abs().amax(-1, keepdim=True)
+        return (y * steps).round() / steps
+
+
+class Shifting(Weighted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * rms(x) * self.weight + self.offset
+
+
+class BehindFirst(Weighted):
+    """The first two tokens stay as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x[:, :2], functional.layer_norm(x[:, 2:], (DIM,)) * self.weight), 1)
+
+
 class HandingOn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -331,6 +377,12 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "layer-unbiased": named("LayerNorm", Unbiased),
     "layer-of-t5": named("LayerNorm", OfT5),
     "layer-of-a-row": curved("LayerNorm", lambda x: functional.layer_norm(x, x.shape[1:])),
+    "layer-of-vectors": named("LayerNorm", OfVectors),
+    "layer-behind-the-first": named("LayerNorm", BehindFirst),
+    "rms-clipping": named("RMSNorm", Clipping),
+    "rms-rounding": named("RMSNorm", Rounding),
+    "rms-shifting": named("RMSNorm", Shifting),
+    "rms-cut-off": curved("RMSNorm", lambda x: (x * rms(x)).clamp(-1.5, 1.5)),
     "layer-seasonal": named("my_Layernorm", Seasonal),
     "layer-conditioned": HandingOn,
     "layer-channels-first": lambda: named("LayerNorm2d", OfTokens)(lambda x: functional.layer_norm(x.mT, (DIM,)).mT),
