@@ -19,6 +19,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.part_calls import copied, part_calls
 from nsa_doctor.probes.numerics import known_curves, known_norms
 from nsa_doctor.probes.numerics.divergence import answer_place, recording_of
+from nsa_doctor.probes.numerics.held_choices import HeldBy, is_switch
 from nsa_doctor.probes.numerics.known_others import departs_from_layer_scale
 from nsa_doctor.probes.numerics.norm_weights import weights_astray
 from nsa_doctor.probes.numerics.operation_names import models_among, operation_of
@@ -151,39 +152,37 @@ def _departure(asked: _Asked, seed: int) -> str:
         return _of_gate(asked, seed)
     if asked.tensors or asked.alone(x).shape != x.shape:
         return ""
+    code = HeldBy(asked.call if module is None else module)
     numbers = [*(vars(module).values() if module is not None else ()), *asked.args, *asked.kwargs.values()]
-    is_adjustable = any(isinstance(each, float) for each in numbers) or any(
+    is_learnt = any(isinstance(each, float) for each in numbers) or any(
         True for _ in (module.parameters() if module is not None else ())
     )
-    return known_curves.departs_from_curve(asked.operation, asked.alone, x, is_adjustable)
+    return known_curves.departs_from_curve(asked.operation, asked.alone, x, is_learnt or code.has_numbers, is_learnt)
 
 
 def _of_gate(asked: _Asked, seed: int) -> str:
     module, others = asked.module, asked.tensors
-    if asked.operation == "glu" and module is not None and _has_activation(module):
+    held = HeldBy(asked.call if module is None else module)
+    given = [*asked.args, *asked.kwargs.values()]
+    if any(is_switch(each) for each in given):
         return ""
-    if asked.operation == "glu" and any(callable(each) or isinstance(each, str) for each in asked.args):
+    if asked.operation == "glu" and (held.has_switch or (module is not None and any(True for _ in module.children()))):
         return ""
+    is_adjustable = held.has_numbers or any(isinstance(each, float) for each in given)
     x = known_curves.gated_values(asked.x, seed)
     if not others:
         answer = asked.alone(x)
         halves = known_curves.halves_of(x, answer)
     elif len(others) == 1 and others[0].shape == x.shape:
         gate = known_curves.gated_values(x, seed + 1)
-        given = [gate if each is others[0] else each for each in asked.args]
+        args = [gate if each is others[0] else each for each in asked.args]
         named = {name: gate if each is others[0] else each for name, each in asked.kwargs.items()}
         with torch.no_grad():
-            answer = asked.call(x.clone(), *given, **named)
+            answer = asked.call(x.clone(), *args, **named)
         halves = [(x, gate)] if isinstance(answer, Tensor) and answer.shape == x.shape else []
     else:
         return ""
-    return known_curves.departs_from_gate(asked.operation, answer, halves) if halves else ""
-
-
-def _has_activation(module: nn.Module) -> bool:
-    """Whether it holds what its gate goes through, and so may be given any."""
-    own = [value for name, value in vars(module).items() if not name.startswith("_") and name != "training"]
-    return any(True for _ in module.children()) or any(callable(each) or isinstance(each, str) for each in own)
+    return known_curves.departs_from_gate(asked.operation, answer, halves, is_adjustable) if halves else ""
 
 
 def _of_norm(asked: _Asked, seed: int) -> str:

@@ -29,6 +29,19 @@ def swiglu(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
     return gate * torch.sigmoid(alpha * gate) * (linear + 1)
 
 
+CHOSEN = torch.tanh
+
+
+def glu(x: Tensor, *, activation: Callable[[Tensor], Tensor] = torch.tanh) -> Tensor:
+    value, gate = x.chunk(2, -1)
+    return value * activation(gate)
+
+
+def my_glu(x: Tensor) -> Tensor:
+    value, gate = x.chunk(2, -1)
+    return value * CHOSEN(gate)
+
+
 def registered(function: Callable[..., Any]) -> Callable[..., Any]:
     function.__wrapped__ = function  # type: ignore[attr-defined]
     return function
@@ -75,6 +88,8 @@ HEALTHY_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "l2norm-groups": lambda x: l2norm(x, 4),
     "swiglu": swiglu,
     "wrapped-by-itself": silu,
+    "glu-of-a-function-by-keyword": lambda x: glu(x, activation=torch.tanh),
+    "glu-of-a-function-of-its-file": my_glu,
     "of-a-tensor-that-is-not-copied": lambda x: mish(x.as_subclass(Uncopied)).as_subclass(Tensor),
     "within-a-transform": torch.vmap(mish),
 }
@@ -139,6 +154,74 @@ class Given(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         value, gate = x.chunk(2, dim=-1)
         return value * self.activation(gate)
+
+
+class ByItsClass(nn.Module):
+    activation = staticmethod(torch.tanh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = x.chunk(2, -1)
+        return value * self.activation(gate)
+
+
+class ByNumber(nn.Module):
+    KINDS = (torch.sigmoid, torch.tanh)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = x.chunk(2, -1)
+        return value * self.KINDS[self.kind](gate)
+
+
+class OfAnySigmoid(nn.Module):
+    """With a slope and a shift of its gate."""
+
+    def __init__(self, slope: float = 1.0, shift: float = 0.0, is_swish: bool = False) -> None:
+        super().__init__()
+        self.slope, self.shift, self.is_swish = slope, shift, is_swish
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = x.chunk(2, -1)
+        value = value * gate if self.is_swish else value
+        return value * torch.sigmoid(self.slope * gate + self.shift)
+
+
+class OfRanks(nn.Module):
+    """The halves of each rank side by side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = x.unflatten(-1, (4, 2, -1)).unbind(-2)
+        return (functional.silu(gate) * value).flatten(-2)
+
+
+class OfATable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", functional.gelu(torch.linspace(-8, 8, 256)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = ((x.clamp(-8, 8) + 8) / 16 * 255).round().long()
+        return self.get_buffer("table").to(x.dtype)[at]
+
+
+class Shifted(nn.Module):
+    """Without its mean, and of the size of what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.7015 * (functional.gelu(x) - 0.2821)
+
+
+def quantised(x: Tensor) -> Tensor:
+    x = (x / 0.05).round() * 0.05
+    return x * x.sigmoid()
+
+
+def then_normed(x: Tensor) -> Tensor:
+    y = in_turns(functional.silu)(x)
+    return functional.rms_norm(y, y.shape[-1:])
 
 
 class OfTorch(nn.LayerNorm):
@@ -352,6 +435,10 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "gelu-quick": curved("QuickGELU", lambda x: x * torch.sigmoid(1.702 * x)),
     "gelu-cut-off": curved("GELU", lambda x: functional.gelu(x).clip(-10, 10)),
     "gelu-scaled": curved("GELU", lambda x: 1.7015 * functional.gelu(x)),
+    "gelu-of-a-table": named("GELU", OfATable),
+    "gelu-shifted": named("GELU", Shifted),
+    "swish-quantised": curved("Swish", quantised),
+    "relu2-cut-off": curved("SquaredReLU", lambda x: x.clamp(0, 4).square()),
     "mish": curved("Mish", lambda x: x * functional.softplus(x).tanh()),
     "mish-steep": curved("Mish", lambda x: x * functional.softplus(x, beta=1.5).tanh()),
     "relu2": curved("SquaredReLU", lambda x: functional.relu(x) ** 2),
@@ -360,6 +447,12 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "glu": curved("GLU", lambda x: functional.glu(x, -1)),
     "glu-the-other-half": curved("GLU", lambda x: x[..., : DIM // 2].sigmoid() * x[..., DIM // 2 :]),
     "glu-of-silu": curved("GLU", in_turns(functional.silu)),
+    "glu-by-its-class": named("GLU", ByItsClass),
+    "glu-by-number": named("GLU", ByNumber),
+    "glu-shifted": lambda: named("GLU", OfAnySigmoid)(1.0, 2.0),
+    "swiglu-steep": lambda: named("SwiGLU", OfAnySigmoid)(2.5, 0.0, True),
+    "swiglu-of-ranks": named("SwiGLU", OfRanks),
+    "swiglu-normed": curved("SwiGLU", then_normed),
     "glu-given": named("GLU", Given),
     "glu-projecting": named("GLU", Projecting),
     "geglu": curved("GEGLU", lambda x: x[..., : DIM // 2] * functional.gelu(x[..., DIM // 2 :])),
