@@ -13,6 +13,7 @@ from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.probes.numerics.operation_names import models_among, operation_of
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks import misnamed_parts as parts
+from tests.nsa_doctor.checks import oddly_named_functions as odd_functions
 from tests.nsa_doctor.checks import oddly_named_parts as odd
 from tests.nsa_doctor.small_subjects import small_subject
 
@@ -104,9 +105,9 @@ def test_a_form_of_the_operation_is_silent(name: str) -> None:
     assert result.verdict is Verdict.PASS, result.findings
 
 
-@pytest.mark.parametrize("name", odd.HEALTHY_FUNCTIONS)
+@pytest.mark.parametrize("name", odd_functions.HEALTHY_FUNCTIONS)
 def test_a_function_that_computes_a_form_of_it_is_silent(name: str) -> None:
-    result = examined(lambda: Calling(odd.HEALTHY_FUNCTIONS[name]))
+    result = examined(lambda: Calling(odd_functions.HEALTHY_FUNCTIONS[name]))
     assert result.verdict is Verdict.PASS, result.findings
 
 
