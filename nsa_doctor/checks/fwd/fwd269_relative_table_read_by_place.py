@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.relative_faults import relative_faults
 from nsa_doctor.probes.attention.relative_structure import FEWEST
@@ -32,19 +32,24 @@ from nsa_doctor.subject.contract import Subject
 _LENGTH = 37
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     length = min(_LENGTH, subject.max_length)
     if length < FEWEST:
         raise NotApplicableError(f"it serves less than {FEWEST} tokens")
     reported: set[str] = set()
     for fault in relative_faults(subject, length):
+        if not fault.is_known:
+            yield Note(message=f"{fault.read.name} {fault.text}", where=fault.place)
+            continue
         if fault.place.line_text in reported:
             continue  # of another layer
         reported.add(fault.place.line_text)
+        size = len(fault.read.rows)
+        tokens = f" of {size} tokens" if size != length else ""
         yield Finding(
-            message=f"{fault.read.name} {fault.text}, at S={length}",
+            message=f"{fault.read.name} {fault.text}, at S={length}{tokens}",
             where=fault.place,
-            evidence={"table": fault.read.name, "rows": fault.read.num_rows, "length": length},
+            evidence={"table": fault.read.name, "rows": fault.read.num_rows, "length": length, "tokens": size},
             repro=command_for(subject, "FWD269"),
         )
 

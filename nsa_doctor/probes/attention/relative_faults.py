@@ -1,5 +1,6 @@
 """What is wrong with how a table of distances is read, and the line that makes its index so."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,25 +31,32 @@ from nsa_doctor.subject.contract import Subject
 
 _EXACT = 1e-4  # of the largest score
 _LARGEST = 1 << 18
+_MOST_SECONDS, _MOST_SECONDS_OF_LINE = 10, 5
+_MOST_STEPS = 40_000
 _PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__imul__", "__rmul__", "multiply"})
 
 
 @dataclass(frozen=True)
 class RelativeFault:
-    """A table that is read wrongly: how, in words, and the line that makes it so."""
+    """A table that is read wrongly: how, in words, and the line that makes it so; or one that there is no time for."""
 
     read: RelativeRead
     text: str
     place: Place
+    is_known: bool = True
 
 
 def relative_faults(subject: Subject, length: int) -> Iterator[RelativeFault]:
     """Of tables whose rows do not follow from the input."""
     sp = built(subject)
     first, again = list(relative_reads(sp, length)), list(_of_another_input(subject, length))
+    end = time.monotonic() + _MOST_SECONDS
     for read in first:
         if not any(is_the_same(read, each) for each in again):
             continue
+        if time.monotonic() > end:
+            yield RelativeFault(read, f"is not looked at: {_MOST_SECONDS} seconds are over", read.place, is_known=False)
+            return
         found = _fault(sp, read, length)
         if found is not None:
             text, *is_the_line = found
@@ -73,6 +81,8 @@ def _fault(sp: BuiltModule, read: RelativeRead, length: int) -> tuple[str, _IsTh
     if is_by_place(rows):
         if is_along_a_line(rows.flip(0)) and _are_scores_of_distances(sp, length):
             return None  # read in another order, and put right
+        if is_along_a_line(rows.flip(1)) and _are_keys_turned(sp, length):
+            return None  # the newest key comes first
         own = rows.diagonal()
         apart = int((own != own[len(own) // 2]).nonzero()[0])
         middle = len(own) // 2
@@ -120,6 +130,20 @@ def _are_scores_of_distances(sp: BuiltModule, length: int) -> bool:
     return bool(found) and all(strays(each, _EXACT) is None for each in found)
 
 
+def _are_keys_turned(sp: BuiltModule, length: int) -> bool:
+    """Whether the first token is the last key of a softmax over tokens."""
+    x = sp.input(length)
+    other = x.clone()
+    other[:, 0] = x[:, -1] if x.dtype in (torch.int32, torch.int64) else -x[:, 0]
+    pairs = zip(softmaxes(sp, x)[0], softmaxes(sp, other)[0], strict=False)
+    for one, changed in pairs:
+        if one.is_of_tokens(length) and changed.is_of_tokens(length):
+            moved = (one.scores - changed.scores).nan_to_num().abs().flatten(0, -3).amax(0)[1:-1]
+            if bool((moved[:, -1] > 0).all()) and not bool((moved[:, 0] > 0).any()):
+                return True
+    return False
+
+
 def _windows(root: nn.Module, path: str) -> list[tuple[int, int]]:
     """Pairs of sizes, and squares of one, that the module which holds a table has by a name that says so."""
     held = vars(root.get_submodule(path)).items()
@@ -159,17 +183,33 @@ def _line(subject: Subject, read: RelativeRead, length: int, is_last: _IsTheLine
             wanted |= step.given
             way.append(step)
     way = [step for step in way if step.place.file]
-    blamed = (*filter(is_last, way), *filter(is_first, reversed(way)), *(step for step in way if step.matrices))
-    return next((step.place for step in blamed), None)
+    end = time.monotonic() + _MOST_SECONDS_OF_LINE
+    for wants, those in ((is_last, way), (is_first, way[::-1]), (lambda step: bool(step.matrices), way)):
+        for step in those:
+            if time.monotonic() > end:
+                return None
+            if wants(step):
+                return step.place
+    return None
 
 
 class _Steps(TorchFunctionMode):
-    """Notes every function that makes small tensors of numbers which nothing trains."""
+    """Notes every function that makes small tensors of numbers which nothing trains; of writes at one line the last.
+
+    What a loop writes into one memory, item by item, is one step.
+    """
 
     def __init__(self, places: Places, size: int) -> None:
         super().__init__()
-        self.steps: list[_Step] = []
+        self._steps: dict[int, _Step] = {}
         self._places, self._size, self._alive = places, size, list[Tensor]()
+        self._count = 0
+        self._writes: dict[tuple[frozenset[int], Place], int] = {}
+
+    @property
+    def steps(self) -> tuple[_Step, ...]:
+        """All of them, the first one first."""
+        return tuple(self._steps.values())
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -183,13 +223,18 @@ class _Steps(TorchFunctionMode):
         before = [each for each in tensors_in(*given) if self._is_small(each)]
         name = getattr(func, "__name__", "")
         written = before[:1] if name == "__setitem__" else [each for each in tensors_in(result) if self._is_small(each)]
-        if not written:
+        if not written or len(self._steps) > _MOST_STEPS:
             return
         self._alive += written
         matrices = tuple(matrix for each in written for matrix in self._matrices(each))
-        made, used = ({memory_of(each) for each in tensors} for tensors in (written, before))
-        place = self._places.here()[0]
-        self.steps.append(_Step(place, matrices, frozenset(made), frozenset(used), name in _PRODUCTS))
+        made, used = (frozenset({memory_of(each) for each in tensors}) for tensors in (written, before))
+        step = _Step(self._places.here()[0], matrices, made, used, name in _PRODUCTS)
+        if name == "__setitem__":
+            former = self._steps.pop(self._writes.get((made, step.place), -1), step)
+            step = replace(step, given=step.given | former.given)
+            self._writes[made, step.place] = self._count
+        self._steps[self._count] = step
+        self._count += 1
 
     def _is_small(self, tensor: Tensor) -> bool:
         return tensor.numel() <= _LARGEST and not tensor.requires_grad and tensor.layout == torch.strided

@@ -25,7 +25,7 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _KIND = re.compile(r"Rel(ative)?_?(Pos|Bias|Emb|Att|Key|Dist)|T5\w*Bias|DistanceEmb|DistanceBias")
-_OTHER = re.compile(r"relation|related|relu|type|edge|segment|abs|token", re.IGNORECASE)
+_OTHER = re.compile(r"relation|related|relu|type|edge|segment|abs|token|mid|len", re.IGNORECASE)
 _INDEX = re.compile(r"(?=.*rel)(?=.*(ind|idx))", re.IGNORECASE)
 _LARGEST = 1 << 20
 _MOST_KEPT = 8  # matrices of one table
@@ -48,7 +48,7 @@ class RelativeRead:
 
 
 def relative_reads(sp: BuiltModule, length: int) -> Iterator[RelativeRead]:
-    """Those of one pass; `watched_reads` of another input tells which of them follow from it."""
+    """Those of one pass; those of a pass of another input tell which of them follow from it."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     with RelativeReads(sp.module, places) as watch, torch.no_grad(), uncompiled(), places.watching():

@@ -110,6 +110,9 @@ class Windowed(nn.Module):
             relative[:, :, 1] += width - 1
         if kind == "other side":
             relative[:, :, 0] *= 2 * height - 1  # here
+        elif kind == "either side alike":
+            relative = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0).abs()
+            relative[:, :, 0] *= 2 * width - 1
         elif kind == "as in a row":
             relative[:, :, 0] *= width  # here
         elif kind != "unmultiplied":
@@ -150,7 +153,7 @@ def test_offsets_in_a_window_that_share_a_row_are_found(make: Any, kind: str, ma
 
 @pytest.mark.parametrize("make", [Windowed, Continuous], ids=["table", "network"])
 @pytest.mark.parametrize("sizes", [(3, 5), (4, 4), (2, 6), (6, 6)], ids=str)
-@pytest.mark.parametrize("kind", ["", "unmoved"])
+@pytest.mark.parametrize("kind", ["", "unmoved", "either side alike"])
 def test_windows_are_silent(make: Any, sizes: tuple[int, int], kind: str) -> None:
     assert examined(lambda: make(*sizes, kind), length=sizes[0] * sizes[1]).findings == ()
 
@@ -180,7 +183,56 @@ def with_a_global(query: Tensor, key: Tensor) -> Tensor:
     return index
 
 
+def in_turns(query: Tensor, key: Tensor) -> Tensor:
+    """Of frames, and of both codebooks of eight."""
+    frames = (query // 8 - key // 8).clamp(-8, 8) + 8
+    return (frames * 8 + query % 8) * 8 + key % 8
+
+
+def of_levels(query: Tensor, key: Tensor) -> Tensor:
+    """Four levels of resolution, with a row for each level of the query."""
+    size = query.numel()
+
+    def place(token: Tensor) -> Tensor:
+        return token % (size // 4) * 2 ** (token * 4 // size)
+
+    return query * 4 // size * 129 + (place(query) - place(key)).clamp(-64, 64) + 64
+
+
+def with_registers(query: Tensor, key: Tensor) -> Tensor:
+    """Sixteen registers, each with a row of its own."""
+    index, own = (query - key).clamp(-8, 8) + 8, 20 + torch.arange(16)
+    index[:16], index[:, :16] = own[:, None], own
+    return index
+
+
+def in_a_heap(query: Tensor, key: Tensor) -> Tensor:
+    """How deep the nearest common ancestor of two lies."""
+    index = torch.zeros(query.numel(), key.numel(), dtype=torch.long)
+    for one in range(query.numel()):
+        for other in range(key.numel()):
+            above, beside = one + 1, other + 1
+            while above != beside:
+                above, beside = (above // 2, beside) if above > beside else (above, beside // 2)
+            index[one, other] = above.bit_length()
+    return index
+
+
+def of_neighbours(query: Tensor, key: Tensor, far: int = 2) -> Tensor:
+    """Itself, near, before and after."""
+    distance = query - key
+    return torch.where(distance == 0, 0, torch.where(distance.abs() <= far, 1, torch.where(distance > 0, 2, 3)))
+
+
 HEALTHY: dict[str, Index] = {
+    "codebooks in turns": in_turns,
+    "variates in turns": lambda query, key: (query // 5 - key // 5).clamp(-6, 6) * 5 + 30 + query % 5,
+    "to summaries of eight": lambda query, key: query - 8 * (key // 8) + 40,
+    "to the end of a chunk": lambda query, key: (query // 12 + 1) * 12 - 1 - key + 40,
+    "neighbours": of_neighbours,
+    "next ones": lambda query, key: of_neighbours(query, key, 1),
+    "in a heap": in_a_heap,
+    "registers": with_registers,
     "clamped": lambda query, key: (query - key).clamp(-FAR, FAR) + FAR,
     "far less": lambda query, key: (query - key).clamp(-2, 2) + 2,
     "turned": lambda query, key: (key - query).clamp(-FAR, FAR) + FAR,
@@ -208,7 +260,103 @@ HEALTHY: dict[str, Index] = {
 @pytest.mark.parametrize("way", ["called", "flattened"])
 @pytest.mark.parametrize("index", HEALTHY.values(), ids=HEALTHY)
 def test_distances_of_any_sort_are_silent(index: Index, way: str) -> None:
-    assert examined(lambda: Biased(index, 96, way)).findings == ()
+    result = examined(lambda: Biased(index, 2000, way))
+    assert (result.findings, result.notes) == ((), ())
+
+
+@pytest.mark.parametrize("name", ["relative_midpoint", "rel_len_bias"])
+def test_tables_of_middles_and_of_lengths_are_silent(name: str) -> None:
+    class Named(Biased):
+        def __init__(self) -> None:
+            super().__init__(added)
+            setattr(self, name, self.rel_bias)
+            del self.rel_bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            place = torch.arange(x.shape[1])
+            bias = getattr(self, name)(added(place[:, None], place))[..., 0]
+            return self.mix((bias + x.mean(-1)[:, None]).softmax(-1) @ x)
+
+    assert examined(Named).findings == ()
+
+
+def test_levels_of_a_query_are_silent() -> None:
+    assert examined(lambda: Biased(of_levels, 4 * 129)).findings == ()
+
+
+class InALoop(Biased):
+    """By place, in an index that loops fill."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(added)
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[1]
+        index, place = torch.zeros(size, size, dtype=torch.long), torch.arange(size)
+        for row in range(size):
+            if self.by == "rows":
+                index[row] = (place + row).clamp(max=2 * FAR)  # here: rows
+            else:
+                for column in range(size):
+                    index[row, column] = min(row + column, 2 * FAR)  # here: items
+        return self.mix((self.rel_bias(index)[..., 0] + x.mean(-1)[:, None]).softmax(-1) @ x)
+
+
+@pytest.mark.parametrize("by", ["rows", "items"])
+def test_an_index_that_a_loop_fills_by_place_is_found(by: str) -> None:
+    assert line_of(examined(lambda: InALoop(by))).endswith(f"# here: {by}")
+
+
+def test_the_line_is_that_of_the_read_where_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa_doctor.probes.attention.relative_faults._MOST_SECONDS_OF_LINE", -1)
+    assert "self.rel_bias(index)" in line_of(examined(lambda: InALoop("rows")))
+
+
+def test_tables_for_which_there_is_no_time_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa_doctor.probes.attention.relative_faults._MOST_SECONDS", -1)
+    result = examined(lambda: Biased(added))
+    assert result.findings == ()
+    assert ["rel_bias.weight is not looked at" in each for each in result.notes] == [True]
+
+
+class KeysInTurn(nn.Module):
+    """Scores of keys, the newest one first or last, and of distances as if it were first."""
+
+    def __init__(self, is_turned: bool) -> None:
+        super().__init__()
+        self.mix, self.rel_bias, self.is_turned = nn.Linear(DIM, DIM), nn.Embedding(2 * FAR + 1, 1), is_turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.shape[1])
+        keys = x.flip(1) if self.is_turned else x
+        bias = self.rel_bias((place[:, None] - place.flip(0)).clamp(-FAR, FAR) + FAR)[..., 0]
+        return self.mix((bias + x @ keys.mT).softmax(-1) @ keys)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_distances_to_keys_with_the_newest_first_are_silent(is_turned: bool) -> None:
+    assert len(examined(lambda: KeysInTurn(is_turned)).findings) == (not is_turned)
+
+
+class Registered(nn.Module):
+    """Sixteen registers before tokens, whose index is by place."""
+
+    def __init__(self, is_by_place: bool) -> None:
+        super().__init__()
+        self.others, self.mix = nn.Parameter(torch.randn(16, DIM)), nn.Linear(DIM, DIM)
+        self.rel_bias, self.is_by_place = nn.Embedding(200, 1), is_by_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.others.expand(len(x), -1, -1), x], 1)
+        place = torch.arange(x.shape[1])
+        index = place[:, None] + place if self.is_by_place else with_registers(place[:, None], place[None])
+        return self.mix((self.rel_bias(index)[..., 0] + x @ x.mT).softmax(-1) @ x)[:, 16:]
+
+
+def test_tokens_beside_those_that_are_given_are_counted() -> None:
+    assert examined(lambda: Registered(False)).findings == ()
+    assert examined(lambda: Registered(True)).findings[0].message.endswith(", at S=37 of 53 tokens")
 
 
 def test_distances_in_a_film_are_silent() -> None:
