@@ -1,10 +1,9 @@
 """FWD268 part-never-read
 
-Detects: a softmax, a norm without parameters, an activation or rotary positions that a constructor builds, that no
-source reads by its name and no pass calls, while nothing else does its work in the same forward. Where something does,
-it is left over, and a note.
-Matters: attention weighs by raw scores, linear layers stand in a row, or tokens have no order; shapes are right, and
-the loss falls all the same.
+Detects: a softmax that a constructor builds, that no source reads by its name and no pass calls, while the same forward
+weighs by products of tokens with tokens that nothing normalises. Any other softmax, and a norm without parameters, an
+activation or positions that nothing reads, may be left over, and are a note.
+Matters: attention weighs by raw scores; shapes are right, and the loss falls all the same.
 Fix: call it where its result is meant to be used, or remove it.
 
 Example:
@@ -26,17 +25,12 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.unread_parts import Kind, UnreadPart, unread_parts
+from nsa_doctor.probes.behaviour.unread_parts import UnreadPart, unread_parts
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
-_MISSING = {
-    Kind.SOFTMAX: "its holder weighs by products that nothing normalises",
-    Kind.NORM: "its holder names no other norm",
-    Kind.ACTIVATION: "its holder's forward runs no other activation",
-    Kind.POSITION: "nothing else tells positions",
-}
+_RAW = "its holder weighs by products of tokens that nothing normalises"
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -49,7 +43,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         more = f" (and {others} more)" if others else ""
         message = (
             f"{first.path}{more}: {type(first.part).__name__} is built, no source reads it by that name, and "
-            f"{first.num_passes} passes do not call it; {first.instead or _MISSING[first.kind]}"
+            f"{first.num_passes} passes do not call it; {first.instead or _RAW}"
         )
         assert root is not None
         place = in_subject(first.place, root)

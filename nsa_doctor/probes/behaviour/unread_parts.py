@@ -1,6 +1,5 @@
-"""Parts without parameters that a module builds, that no source reads and no pass calls, and what stands for them."""
+"""Parts without parameters that a module builds, that no source reads and no pass calls, and why, if they may be."""
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,13 +9,14 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, methods_of
+from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.attribute_reads import is_read_anywhere
-from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH, DispatchWatcher
+from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH, DispatchWatcher, memory_of
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.identity import loaded_files
 from nsa_doctor.probes.tensors.operations import operation_name
@@ -33,10 +33,27 @@ _NORM = re.compile(r"\w*(layer|rms|scale|l2)_?norm\w*", re.IGNORECASE)
 _POSITION = re.compile(
     r"(?i:rot(ary|at)|(?<![a-z])rope|sinus|alibi|freqs|relative|timing)|pos(ition)?(al)?(_|$|[A-Z]|emb|enc)|Pos"
 )
-_NORMALISES = re.compile(r"\w*norm\w*|normalize|rsqrt|var(_mean)?|std(_mean)?")
-_SHIFTING = frozenset({"cumsum", "conv1d", "convolution", "roll"})  # tell where a token stands without positions
-_SOFTMAX_OPERATIONS = frozenset({"exp", "exp2", "logsumexp", "sigmoid"})
-_PRODUCTS = frozenset({"bmm", "baddbmm"})
+_NORMALISING = re.compile(r"softmax|attention|exp$|exp2|logsumexp|sigmoid|norm|rsqrt|sqrt|var|std|cumsum")
+_PRODUCTS = frozenset({"mm", "bmm", "baddbmm"})
+_KEEPING = frozenset(
+    {"view", "unsafe_view", "reshape", "expand", "transpose", "permute", "t", "clone", "to_copy", "to", "contiguous"}
+    | {
+        "unsqueeze",
+        "squeeze",
+        "select",
+        "slice",
+        "tril",
+        "triu",
+        "masked_fill",
+        "add",
+        "sub",
+        "native_dropout",
+        "alias",
+    }
+    | {"detach", "where"}
+)
+_SCALING = frozenset({"mul", "mul_", "div", "div_"})
+_EXACT = 1e-4
 _CURVES = re.compile(
     r"(relu|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|hardswish|hardsigmoid|softplus|mish|selu|celu|glu|clamp\w*"
     r"|threshold|prelu|rrelu|log_sigmoid\w*|erf|sin|cos|where|exp|abs|pow|maximum|\w*softmax|square)_?"
@@ -55,7 +72,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class UnreadPart:
-    """A part by its path, the line that builds it, and what does its work, if anything does."""
+    """A part by its path, the line that builds it, and why it need not be missed; empty where it is."""
 
     path: str
     part: nn.Module
@@ -67,10 +84,11 @@ class UnreadPart:
 
 @dataclass
 class _Work:
-    """What the forward of a module came to: its calls, and which operations ran inside them, how often."""
+    """What the forward of a module came to: its calls, which operations ran inside them, and products of raw scores."""
 
     num_calls: int = 0
     operations: Counter[str] = field(default_factory=Counter)
+    num_raw: int = 0
 
 
 def unread_parts(subject: Subject) -> Iterator[UnreadPart]:
@@ -80,28 +98,23 @@ def unread_parts(subject: Subject) -> Iterator[UnreadPart]:
     candidates = [each for each in _built_by_their_holders(root, frames) if each[3] is not None]
     if not candidates:
         return
-    loaded = set(loaded_files(subject.packages).values())
+    worked, num_passes = _watched(subject)
+    paths = {id(part): path for path, part in root.named_modules()}  # of what has two names the first
+    idle = [each for each in candidates if paths[id(getattr(each[1], each[2]))] not in worked and each[0] in worked]
+    loaded = set(loaded_files(subject.packages).values()) if idle else set()
     reads: dict[tuple[type, str], bool] = {}
-    for _, holder, name, _ in candidates:
+    for path, holder, name, line in idle:
         key = type(holder), name
         if key not in reads:
             reads[key] = is_read_anywhere(holder, name, frames, loaded)
-    left = [each for each in candidates if not reads[type(each[1]), each[2]]]
-    if not left:
-        return
-    worked, num_passes = _watched(subject)
-    for path, holder, name, line in left:
-        own = f"{path}.{name}".removeprefix(".")
-        work, kind = worked.get(path, _Work()), kind_of(getattr(holder, name))
-        if kind is not None and line is not None and work.num_calls and not worked.get(own, _Work()).num_calls:
-            place = Place(
-                module=path, module_class=type(holder).__name__, file=line.file, line=line.line, function=line.function
-            )
-            beside = _names_in(root, worked, type(getattr(holder, name)))
-            idle = next(_idle_beside(path, holder, worked), "")
-            left_out = f"its forward leaves {idle} out too" if idle and kind is not Kind.SOFTMAX else ""
-            instead = _instead(holder, name, kind, work, beside) or left_out
-            yield UnreadPart(own, getattr(holder, name), kind, place, instead, num_passes)
+        kind = kind_of(getattr(holder, name))
+        if kind is None or reads[key]:
+            continue
+        place = Place(
+            module=path, module_class=type(holder).__name__, file=line.file, line=line.line, function=line.function
+        )
+        part, own = getattr(holder, name), f"{path}.{name}".removeprefix(".")
+        yield UnreadPart(own, part, kind, place, _instead(kind, worked[path]), num_passes)
 
 
 def kind_of(part: nn.Module) -> Kind | None:
@@ -149,19 +162,21 @@ def _watched(subject: Subject) -> tuple[dict[str, _Work], int]:
     num_passes = 0
     for mode in dict.fromkeys(("eval" if "eval" in subject.modes else subject.modes[0], subject.modes[0])):
         sp = built(subject, mode=mode)
-        with _Operations(sp.module, worked).watching(), torch.no_grad():
-            for length in dict.fromkeys(min(each, subject.max_length) for each in (_LENGTH, 8)):
+        for length in dict.fromkeys(min(each, subject.max_length) for each in (_LENGTH, 8)):
+            with _Operations(sp.module, worked, length).watching(), torch.no_grad():
                 sp(sp.input(length, 2))
-                num_passes += 1
+            num_passes += 1
     return worked, num_passes
 
 
 class _Operations(DispatchWatcher):
-    """Counts the operations that run inside each module."""
+    """Counts the operations that run inside each module, and follows scores of pairs of tokens that nothing curves."""
 
-    def __init__(self, root: nn.Module, worked: dict[str, _Work]) -> None:
+    def __init__(self, root: nn.Module, worked: dict[str, _Work], length: int) -> None:
         super().__init__()
-        self._root, self._worked, self._calls = root, worked, list[str]()
+        self._root, self._worked, self._length, self._calls = root, worked, length, list[str]()
+        self._trained = {memory_of(each) for each in (*root.parameters(), *root.buffers())}
+        self._raw = dict[int, Tensor]()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -179,9 +194,46 @@ class _Operations(DispatchWatcher):
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
+        name, result = operation_name(func), func(*args, **kwargs)
         for path in set(self._calls):
-            self._worked[path].operations[operation_name(func)] += 1
-        return func(*args, **kwargs)
+            self._worked[path].operations[name] += 1
+        attempt(lambda: self._follow(name, args, result))
+        return result
+
+    def _follow(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Note whether the result is a product of tokens with tokens, or what keeps such scores as they are."""
+        given = [each for each in args if isinstance(each, Tensor)]
+        is_from_raw = any(id(each) in self._raw for each in given)
+        if name in _PRODUCTS:
+            if is_from_raw:
+                for path in set(self._calls):
+                    self._worked[path].num_raw += 1
+            elif not any(memory_of(each) in self._trained for each in given) and self._is_of_pairs(result):
+                self._raw[id(result)] = result
+        elif is_from_raw and self._is_kept(name, args) and isinstance(result, Tensor):
+            self._raw[id(result)] = result
+
+    def _is_of_pairs(self, result: Any) -> bool:
+        return isinstance(result, Tensor) and tuple(result.shape[-2:]) == (self._length, self._length)
+
+    def _is_kept(self, name: str, args: tuple[Any, ...]) -> bool:
+        """Whether scores are as raw as before: what weighs them by how many there are, or by each other, is none."""
+        if name in _KEEPING:
+            return True
+        if name not in _SCALING or len(args) < 2:
+            return False
+        factor = args[1] if isinstance(args[0], Tensor) and id(args[0]) in self._raw else args[0]
+        if isinstance(factor, Tensor):
+            if name.startswith("mul") and factor.ndim > 1:
+                return bool(((factor == 0) | (factor == 1)).all())
+            if factor.numel() != 1:
+                return False
+        scale = abs(float(factor))
+        return not any(abs(scale - each) < _EXACT * each for each in self._sizes())
+
+    def _sizes(self) -> Iterator[float]:
+        for size in range(max(self._length - 1, 1), self._length + 2):
+            yield from (size, 1 / size, size**0.5, size**-0.5)
 
     def _enter(self, path: str) -> None:
         self._worked.setdefault(path, _Work()).num_calls += 1
@@ -192,54 +244,16 @@ class _Operations(DispatchWatcher):
             self._calls.pop()
 
 
-def _instead(holder: nn.Module, name: str, kind: Kind, work: _Work, beside: Iterator[str]) -> str:
-    """What does the part's work in its holder, in words, or why it need not be done; empty where nothing does."""
+def _instead(kind: Kind, work: _Work) -> str:
+    """Why the part need not be missed, in words; empty where attention weighs by raw scores without it."""
     done = work.operations
     if kind is Kind.SOFTMAX:
-        found = [each for each in done if "softmax" in each or "attention" in each or each in _SOFTMAX_OPERATIONS]
-        is_divided = "div" in done and ("sum" in done or "cumsum" in done)
-        if found or is_divided:
-            return f"its forward runs {found[0] if found else 'a division by a sum'}"
-        products = sum(done[each] for each in _PRODUCTS)
+        found = next((each for each in done if _NORMALISING.search(each)), "")
+        if found:
+            return f"its forward runs {found}"
+        if "div" in done and ("sum" in done or "cumsum" in done):
+            return "its forward runs a division by a sum"
         curve = next((each for each in done if _CURVES.fullmatch(each)), "")
-        return f"its forward runs {curve}" if curve else "" if products > 1 else "its forward weighs nothing"
-    if kind is Kind.ACTIVATION:
-        curve = next((each for each in done if _CURVES.fullmatch(each)), "")
-        return f"its forward runs {curve}" if curve else ""
-    names = [each for each in _words(holder) if each != name]
-    if kind is Kind.NORM:
-        found = [each for each in names if _NORMALISES.fullmatch(each) and not hasattr(holder, each)]
-        return f"its forward names {found[0]}" if found else ""
-    others = [each for each in (*names, *beside) if _POSITION.search(each)]
-    others += [each for each in done if each in _SHIFTING]
-    return f"{others[0]} may tell positions" if others else ""
-
-
-def _idle_beside(path: str, holder: nn.Module, worked: dict[str, _Work]) -> Iterator[str]:
-    """Names of its other parts, with parameters, that no pass calls: a whole branch may be left over."""
-    for name, part in holder.named_children():
-        own = f"{path}.{name}".removeprefix(".")
-        is_called = any(each == own or each.startswith(f"{own}.") for each in worked)
-        if not is_called and any(True for _ in part.parameters()):
-            yield name
-
-
-def _words(holder: nn.Module) -> Iterator[str]:
-    """Every name that methods of its class beside the constructor use."""
-    for _, method in methods_of(holder):
-        if method.name != "__init__":
-            for node in ast.walk(method):
-                if isinstance(node, ast.Attribute):
-                    yield node.attr
-                elif isinstance(node, ast.Name):
-                    yield node.id
-                elif isinstance(node, ast.arg):
-                    yield node.arg
-
-
-def _names_in(root: nn.Module, worked: dict[str, _Work], like: type) -> Iterator[str]:
-    """Names and classes of all parts, parameters and buffers, without parts of that class which no pass calls."""
-    for path, part in root.named_modules():
-        if type(part) is not like or path in worked:
-            yield from (path.rpartition(".")[2], type(part).__name__)
-            yield from (each for each, _ in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)))
+        return f"its forward runs {curve}" if curve else "" if work.num_raw else "its forward weighs by no raw scores"
+    curve = next((each for each in done if _CURVES.fullmatch(each)), "") if kind is Kind.ACTIVATION else ""
+    return f"its forward runs {curve}" if curve else "it may be left over"

@@ -1,4 +1,4 @@
-"""Parts without parameters that nothing reads are found where nothing does their work; leftovers are not."""
+"""A softmax that nothing reads is found where raw scores weigh without it; whatever may be left over is a note."""
 
 import linecache
 from collections.abc import Callable
@@ -33,6 +33,78 @@ class Attends(nn.Module):
         """The softmax of scores is left out; `unread_weigher` is named here alone."""
         scores = self.q(x) @ self.k(x).mT
         return scores.tril() @ self.v(x)
+
+
+class AttendsByHeads(Attends):
+    """Several heads, scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread_weigher = nn.Softmax(dim=-1)  # here
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        return (torch.einsum("bhqd,bhkd->bhqk", q, k) * 0.5 @ v).transpose(1, 2).flatten(2)
+
+
+class AttendsMasked(Attends):
+    """Masked, biased, and divided by the root of the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread_weigher = nn.Softmax(dim=-1)  # here
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).mT / DIM**0.5
+        mask = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+        return scores.masked_fill(mask, 0.0) @ self.v(x)
+
+
+def retained(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Decay in place of a softmax."""
+    place = torch.arange(q.shape[1])
+    return (q @ k.mT * (0.9 ** (place[:, None] - place).clamp(min=0)).tril()) @ v
+
+
+class Weighs(nn.Module):
+    """Attention without a softmax, that is meant or not."""
+
+    def __init__(self, how: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(DIM, DIM) for _ in range(3))
+        self.unread_weigher, self.how = nn.Softmax(dim=-1), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self.q(x), self.k(x), self.v(x))
+
+
+def test_scores_of_any_product_are_found_by_the_same_module() -> None:
+    assert len(examined(lambda: Weighs(lambda q, k, v: (q @ k.mT / DIM) @ v)).findings) == 1
+
+
+class OfExperts(nn.Module):
+    """Two products with what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(2, 4, 16)), nn.Parameter(torch.randn(2, 16, 4))
+        self.unread_weigher = nn.Softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.einsum("bnhd,hde->bnhe", x.unflatten(-1, (2, 4)), self.up)
+        return x + torch.einsum("bnhe,hed->bnhd", inner, self.down).flatten(-2)
+
+
+class OfTokens(nn.Module):
+    """Learnt weights of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.unread_weigher = nn.Parameter(torch.randn(64, 64)), nn.Softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.mix[: x.shape[1], : x.shape[1]]
+        return weights @ (weights @ x)
 
 
 class Widens(nn.Module):
@@ -103,9 +175,9 @@ class Doubled(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("make", [Attends, Widens, Norms, SecondNormLeftOut, Unordered], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [Attends, AttendsByHeads, AttendsMasked], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("is_doubled", [False, True], ids=["alone", "in layers"])
-def test_a_part_whose_work_nothing_does_is_found(make: Callable[[], nn.Module], is_doubled: bool) -> None:
+def test_a_softmax_without_which_raw_scores_weigh_is_found(make: Callable[[], nn.Module], is_doubled: bool) -> None:
     (finding,) = examined((lambda: Doubled(make)) if is_doubled else make).findings
     assert linecache.getline(finding.where.file, finding.where.line).rstrip().endswith("# here")
     assert "unread_" in finding.message
@@ -156,6 +228,32 @@ class OtherBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj_out(self.norm_out(x))
+
+
+MEANT: dict[str, Callable[[], nn.Module]] = {
+    "retention": lambda: Weighs(retained),
+    "by how many": lambda: Weighs(lambda q, k, v: (q @ k.mT / q.shape[1]) @ v),
+    "by the root of how many": lambda: Weighs(lambda q, k, v: (q @ k.mT * q.shape[1] ** -0.5) @ v),
+    "of channels": lambda: Weighs(lambda q, k, v: q @ (k.mT @ v)),
+    "normed after": lambda: Weighs(lambda q, k, v: F.normalize(q @ k.mT @ v, dim=-1)),
+    "normed before": lambda: Weighs(lambda q, k, v: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT @ v),
+    "by what is learnt": OfTokens,
+    "of experts": OfExperts,
+}
+
+
+@pytest.mark.parametrize("make", MEANT.values(), ids=MEANT)
+def test_a_softmax_beside_what_does_without_it_is_a_note(make: Callable[[], nn.Module]) -> None:
+    result = examined(make)
+    assert result.findings == ()
+    assert [each.count("unread_weigher: Softmax is built") for each in result.notes] == [1]
+
+
+@pytest.mark.parametrize("make", [Widens, Norms, SecondNormLeftOut, Unordered], ids=lambda make: make.__name__)
+def test_any_other_part_is_a_note(make: Callable[[], nn.Module]) -> None:
+    result = examined(make)
+    assert result.findings == ()
+    assert [each.count("; it may be left over") for each in result.notes] == [1]
 
 
 def linear_attention(x: Tensor) -> Tensor:
@@ -274,6 +372,108 @@ class Listed(nn.Module):
         return self.mix(self.net(x))
 
 
+class OfMany(nn.Module):
+    """Reads by a name that nobody can tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.one_of_many, self.order = nn.Linear(DIM, DIM), nn.GELU(), ["mix"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.order:
+            x = getattr(self, name)(x)
+        return x
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.joined_curve = nn.Linear(DIM, DIM), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.picked("x" + "y")(x) if x.shape[1] > 1000 else self.mix(x)
+
+    def picked(self, kind: str) -> Any:
+        return getattr(self, "_".join(["joined", kind]))
+
+
+class Delegates(nn.Module):
+    """Reads of another what it has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Delegated()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return self.delegated_curve(y) if x.shape[1] > 1000 else y
+
+
+class Delegated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.delegated_curve = nn.Linear(DIM, DIM), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x)
+
+
+class Matched(nn.Module):
+    """Reads in a pattern."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.matched_curve = nn.Linear(DIM, DIM), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self if x.shape[1] > 1000 else None:
+            case Matched(matched_curve=curve):
+                return curve(self.mix(x))
+        return self.mix(x)
+
+
+class Grandparent(nn.Module):
+    """Holds what a grandchild alone reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.grandchilds_curve = nn.Linear(DIM, DIM), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x)
+
+
+Alias = Grandparent
+
+
+class Between(Alias):
+    pass
+
+
+class Grandchild(Between):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.grandchilds_curve(self.mix(x))
+
+
+class Twice(nn.Module):
+    """One norm by two names, of which one is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.LayerNorm(DIM, elementwise_affine=False)
+        self.net = nn.Sequential(nn.Linear(DIM, DIM), norm)
+        self.norm_by_two_names = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
 def calls_from_outside(module: Reads, x: Tensor) -> Tensor:
     """As a pipeline beside the model does."""
     return module.from_outside(module(x))
@@ -290,15 +490,18 @@ class Embedded(nn.Module):
         return x + self.position_ids(torch.arange(x.shape[1]))
 
 
+READING = (OfMany, Joined, Delegates, Matched, Grandparent, Twice)
+
+
 @pytest.mark.parametrize(
     "make",
-    [Child, Base, lambda: Reads("any"), Iterates, Listed, Embedded, Derived],
-    ids=["parent", "base", "reads", "iterates", "listed", "other positions", "derived"],
+    [Child, Base, lambda: Reads("any"), Iterates, Listed, Embedded, Derived, *READING],
+    ids=["parent", "base", "reads", "iterates", "listed", "other positions", "derived", *(k.__name__ for k in READING)],
 )
 def test_parts_that_something_may_read_are_no_finding(make: Callable[[], nn.Module]) -> None:
     assert examined(make).findings == ()
 
 
-@pytest.mark.parametrize("make", [Child, Base, lambda: Reads("any"), Iterates, Listed, Derived])
+@pytest.mark.parametrize("make", [Child, Base, lambda: Reads("any"), Iterates, Listed, Derived, *READING])
 def test_parts_that_something_may_read_are_no_note(make: Callable[[], nn.Module]) -> None:
     assert examined(make).notes == ()
