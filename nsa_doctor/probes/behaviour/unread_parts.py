@@ -208,13 +208,15 @@ class _Operations(DispatchWatcher):
             if is_from_raw:
                 for path in set(self._calls):
                     self._worked[path].num_raw += 1
-            elif not any(memory_of(each) in self._trained for each in given) and self._is_of_pairs(result):
+            elif self._is_of_pairs(given[-1], result) and not any(memory_of(each) in self._trained for each in given):
                 self._raw[id(result)] = result
         elif is_from_raw and self._is_kept(name, args) and isinstance(result, Tensor):
             self._raw[id(result)] = result
 
-    def _is_of_pairs(self, result: Any) -> bool:
-        return isinstance(result, Tensor) and tuple(result.shape[-2:]) == (self._length, self._length)
+    def _is_of_pairs(self, last: Tensor, result: Tensor) -> bool:
+        """Whether it is of tokens with tokens, and sums over anything but tokens."""
+        size = self._length
+        return tuple(result.shape[-2:]) == (size, size) and last.shape[-2] != size
 
     def _is_kept(self, name: str, args: tuple[Any, ...]) -> bool:
         """Whether scores are as raw as before: what weighs them by how many there are, or by each other, is none."""
