@@ -1,4 +1,4 @@
-"""Tables of distances with registers before tokens: silent where each has a row of its own, and counted in a finding."""
+"""Tables of distances with registers before tokens: silent with rows of their own, else counted."""
 
 import torch
 from torch import Tensor, nn
