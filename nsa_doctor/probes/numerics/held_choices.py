@@ -15,7 +15,7 @@ class HeldBy:
 
     def __init__(self, held_by: nn.Module | Callable[..., Any]) -> None:
         self._module = held_by if isinstance(held_by, nn.Module) else None
-        called: Any = type(held_by).forward if self._module is not None else held_by
+        called: Any = held_by if self._module is None else type(self._module).forward
         self._function: Any = inspect.unwrap(called)
 
     @property

@@ -155,7 +155,7 @@ def departs_from_gate(
                 off = float((answer - expected).abs().max()) / size
                 nearest = min(nearest, off if math.isfinite(off) else math.inf)
         if is_adjustable and operation in _OF_SIGMOIDS:
-            for offset, factor in product((0.0, 1.0), (1.0, gate)):
+            for offset, factor in product((0.0, 1.0), (torch.ones_like(gate), gate)):
                 expected = _of_any_sigmoid((value + offset) * factor, gate, answer)
                 off = float((answer - expected).abs().max()) / size
                 nearest = min(nearest, off if math.isfinite(off) else math.inf)

@@ -93,3 +93,21 @@ HEALTHY_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "of-a-tensor-that-is-not-copied": lambda x: mish(x.as_subclass(Uncopied)).as_subclass(Tensor),
     "within-a-transform": torch.vmap(mish),
 }
+
+
+class LearntSwish(nn.Module):
+    def __init__(self, start: float = 1.0, size: int = 1) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.full((size,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.beta * x)
+
+
+class WideSwish(nn.Module):
+    def __init__(self, beta: float = 1.5) -> None:
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.beta * x) * torch.sigmoid(x)

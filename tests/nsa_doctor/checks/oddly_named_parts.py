@@ -8,25 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.nsa_doctor.checks.misnamed_parts import DIM, Scaling, Weighted, named, rms
-from tests.nsa_doctor.checks.oddly_named_functions import Handing
-
-
-class LearntSwish(nn.Module):
-    def __init__(self, start: float = 1.0, size: int = 1) -> None:
-        super().__init__()
-        self.beta = nn.Parameter(torch.full((size,), start))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self.beta * x)
-
-
-class WideSwish(nn.Module):
-    def __init__(self, beta: float = 1.5) -> None:
-        super().__init__()
-        self.beta = beta
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.beta * x) * torch.sigmoid(x)
+from tests.nsa_doctor.checks.oddly_named_functions import Handing, LearntSwish, WideSwish
 
 
 class SwishInPlace(nn.Module):
