@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
 
@@ -21,6 +22,8 @@ def of_first_steps(sp: BuiltModule, names: Sequence[str], length: int) -> list[s
     """
     owners = {name: sp.module.get_submodule(name.rpartition(".")[0]) for name in names if _OF_THE_STATE in name}
     recurrent = {id(each): each for each in owners.values() if isinstance(each, _RECURRENT)}
+    if not recurrent:
+        return []
     going_on: set[int] = set()
 
     def see(layer: nn.Module, given: tuple[Any, ...]) -> None:
@@ -30,7 +33,7 @@ def of_first_steps(sp: BuiltModule, names: Sequence[str], length: int) -> list[s
     handles = [layer.register_forward_pre_hook(see) for layer in recurrent.values()]
     try:
         with unobserved(), torch.no_grad():
-            sp(sp.input(length))
+            attempt(lambda: sp(sp.input(length)))
     finally:
         for handle in handles:
             handle.remove()
