@@ -37,7 +37,6 @@ _TAKEN_BY = re.compile(
 _STATES = ("state", "states", "memory")
 _BY_THEIR_CALLER = ("inference_params",)  # who counts the tokens
 _COUNTS = re.compile(r"\w*(seen|offset|pos|position|cur|current|index|idx|filled|used|length|len|step|count|tokens)")
-_IS_SET = re.compile("max|layer|num_")  # before the first token
 _ADVANCING = ("advance", "increment", "advance_by", "step", "bump")
 _STEPS = (
     *("step", "decode_step", "decode", "forward_step", "decode_one", "extend", "stream", "advance", "push", "feed"),
@@ -48,7 +47,6 @@ _TOKENS = (
     *("ids", "tokens", "input_ids", "frame", "inp", "input"),
 )
 _BEGINNINGS = ("start", "begin", "initial_state", "zero_state", "new_session")
-Advance = Callable[[Any, int], None]
 
 
 def by_cache_of_forward(

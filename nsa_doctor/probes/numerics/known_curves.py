@@ -45,7 +45,7 @@ _GATES: dict[str, Sequence[_Curve]] = {
     "geglu": (*_gelus, functional.silu),
     "reglu": (functional.relu,),
 }
-CURVES, GATES = frozenset(_CURVES), frozenset(_GATES)
+GATES = frozenset(_GATES)
 DEFINITIONS = {
     "swish": "x * sigmoid(x)",
     "gelu": "x * Phi(x), or an approximation of it",
