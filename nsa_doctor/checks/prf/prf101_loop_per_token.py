@@ -1,8 +1,9 @@
 """PRF101 loop-per-token
 
 Detects: a Python loop over tokens: operations started one by one, at least three for every four further tokens, whose
-steps do not need each other's results (a note where a recurrence starts 16 times as many beside them); one over as
-many rounds as there may be tokens; plain Python over their pairs.
+steps do not need each other's results (a note where a recurrence starts 16 times as many beside them, or where there
+are channels for every pair of tokens, so that a step has the work of a row of them); one over as many rounds as there
+may be tokens; plain Python over their pairs.
 Matters: every operation costs some microseconds to start, so that a device does nothing but wait for Python.
 Fix: do the whole tile at once with a batched operation; a recurrence, whose steps need each other, is not reported.
 
@@ -30,8 +31,10 @@ from nsa_doctor.checks._shared.looping import (
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.cost.pairs import keeps_pairs
 from nsa_doctor.probes.cost.per_token import by_code, growing, sequential
 from nsa_doctor.probes.cost.work import LineWork, Work, heaviest
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
 # A loop that skips some tokens still starts most of its operations; one by tiles of two or more tokens stays below.
@@ -48,6 +51,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             worst, counts = heaviest(own), operations_of(works, own)
             if is_beside:
                 yield Note(message=f"{_words(works, counts)}, beside a recurrence that starts more", where=worst.place)
+                continue
+            if keeps_pairs(built(subject)):
+                yield Note(message=f"{_words(works, counts)}, each with the pairs of a token", where=worst.place)
                 continue
             yield Finding(
                 message=f"{_words(works, counts)}; the costliest line runs {_names(worst)} ({mode})",

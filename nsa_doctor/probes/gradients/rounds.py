@@ -21,6 +21,31 @@ def rounds_without_gradient(sp: BuiltModule) -> list[str]:
     As where a prediction is recycled (AlphaFold 2, supplement 1.10) or a fixed point is looked for. The outermost
     alone.
     """
+    was_training = sp.module.training
+    found: set[str] = set()
+    for mode in sp.subject.modes:  # training may draw their number, and draw one
+        sp.module.train(mode == "train")
+        found |= _rounds_of_a_pass(sp)
+    sp.module.train(was_training)
+    return [path for path in sorted(found) if not any(path.startswith(f"{other}.") for other in found)]
+
+
+def is_within(name: str, paths: Collection[str]) -> bool:
+    """Whether a parameter or a part of that name is one of these parts', or one of them."""
+    return any(name == path or name.startswith(f"{path}.") for path in paths)
+
+
+def note_of_rounds(sp: BuiltModule, paths: Collection[str]) -> Note:
+    """That gradients were held against what they are not meant to be."""
+    some = next(iter(paths))
+    return Note(
+        message=f"{some} runs several rounds in a pass, and the last alone has a gradient, as is meant where results "
+        "are recycled: what it would be of all of them was not asked for",
+        where=definition_place(sp.module.get_submodule(some)),
+    )
+
+
+def _rounds_of_a_pass(sp: BuiltModule) -> set[str]:
     answers: dict[str, list[Tensor]] = {}
 
     def hear(path: str) -> Callable[[nn.Module, object, object], None]:
@@ -40,24 +65,8 @@ def rounds_without_gradient(sp: BuiltModule) -> list[str]:
         for handle in handles:
             handle.remove()
     if not isinstance(output, Tensor) or not output.requires_grad:
-        return []
-    found = [path for path, each in answers.items() if len(each) > 1 and _is_last_alone(output, each)]
-    return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
-
-
-def is_within(name: str, paths: Collection[str]) -> bool:
-    """Whether a parameter or a part of that name is one of these parts', or one of them."""
-    return any(name == path or name.startswith(f"{path}.") for path in paths)
-
-
-def note_of_rounds(sp: BuiltModule, paths: Collection[str]) -> Note:
-    """That gradients were held against what they are not meant to be."""
-    some = next(iter(paths))
-    return Note(
-        message=f"{some} runs several rounds in a pass, and the last alone has a gradient, as is meant where results "
-        "are recycled: what it would be of all of them was not asked for",
-        where=definition_place(sp.module.get_submodule(some)),
-    )
+        return set()
+    return {path for path, each in answers.items() if len(each) > 1 and _is_last_alone(output, each)}
 
 
 def _is_block(part: nn.Module) -> bool:

@@ -21,9 +21,11 @@ class Recycled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         state = torch.zeros_like(x)
-        for number in range(ROUNDS):
-            is_last = number == ROUNDS - 1
-            has_gradient = torch.is_grad_enabled() and (self.cut != "no_grad" or is_last) and self.cut != "all"
+        rounds = 1 if self.cut == "drawn" and self.training else ROUNDS
+        for number in range(rounds):
+            is_last = number == rounds - 1
+            keeps = self.cut != "all" and (is_last or self.cut not in ("no_grad", "drawn"))
+            has_gradient = torch.is_grad_enabled() and keeps
             with torch.set_grad_enabled(has_gradient):
                 state = self.block(x + (state.detach() if self.cut == "detach" else state))
         output: Tensor = self.out(state)
@@ -44,7 +46,7 @@ class Unrolled(nn.Module):
 
 
 @pytest.mark.parametrize("code", ["GRD101", "GRD201"])
-@pytest.mark.parametrize("cut", ["no_grad", "detach", "no"])
+@pytest.mark.parametrize("cut", ["no_grad", "detach", "drawn", "no"])
 def test_the_last_round_alone_may_have_a_gradient(code: str, cut: str) -> None:
     result = run_check(registry.load(code), embedding_subject(lambda: Recycled(cut)))
     assert result.findings == ()
