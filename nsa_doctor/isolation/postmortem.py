@@ -12,6 +12,11 @@ from nsa_doctor.isolation.worker_process import WorkerProcess
 
 _MOST_COMMANDS = 3
 _OWN = 3  # rank of the subject's own code
+_LEAST_PATIENCE = 5.0
+_MARGIN = 4.0  # times the slowest call that came back
+_MORE_ROWS = 32.0  # times those of the slowest pass, at most
+_MOST_EXTENSION = 6.0  # times what is allowed
+
 CodeRange = Sequence[Any]  # file, first line, last line, module path, class
 
 
@@ -19,14 +24,26 @@ CodeRange = Sequence[Any]  # file, first line, last line, module path, class
 class HangHistory:
     """What the supervisors of one run have learnt of their subject's hangs and deaths, for each other to know.
 
-    `fatal_lengths` are not tried again, `slowest_seconds` is the longest a call took that did come back, and `modules`
-    say in which module a line ended that by itself does not tell.
+    `fatal_lengths` are not tried again, `slowest_seconds` is the longest a call took that did come back, `slowest_pass`
+    the longest of a pass whose input was measured, and `modules` say in which module a line ended that by itself does
+    not tell.
     """
 
     has_hung: bool = False
     slowest_seconds: float = 0.0
+    slowest_pass: float = 0.0
     fatal_lengths: set[int] = field(default_factory=set)
     modules: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+
+    def patience(self, seconds: float) -> float:
+        """The time a call may take where `seconds` are allowed: as much more as a slow module may need.
+
+        Another call may have many more rows than the slowest pass so far. Once one has hung, more may, and a few times
+        the slowest that did not is enough, but never less than a call on a busy machine may need.
+        """
+        if self.has_hung:
+            return min(seconds, max(_LEAST_PATIENCE, _MARGIN * self.slowest_seconds))
+        return max(seconds, min(_MOST_EXTENSION * seconds, _MORE_ROWS * self.slowest_pass))
 
     def knows(self, place: Place) -> Place:
         """The place, with its module where a line of the same function was seen in it."""

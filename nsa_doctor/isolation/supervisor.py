@@ -24,9 +24,7 @@ from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
 _MOST_FAILURES = 3
 _MOST_TRIED_AGAIN = 2  # to see more of where it ends
 _TRIED_AGAIN_SECONDS = 60.0
-_LEAST_PATIENCE = 5.0
 _PROGRESS_SECONDS = 10.0
-_MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
 _ROOMS = {"module": "nsa_doctor.worker.handlers", "function": "nsa_doctor.worker.function_main"}
@@ -87,6 +85,7 @@ class Supervisor:
                 self.history.fatal_lengths.add(point.length)
             return Measurement(point=point, trouble=answer)
         measurement = Measurement.from_json(answer["measured"])
+        self.history.slowest_pass = max(self.history.slowest_pass, measurement.seconds or 0.0)
         if measurement.trouble is not None and "CUDA error" in measurement.trouble.message:
             self.close()  # a CUDA context does not survive one
         return measurement
@@ -224,13 +223,7 @@ class Supervisor:
         return listen
 
     def _patience(self, seconds: float) -> float:
-        """The time a call may take: once one has hung, more may, and a few times the slowest that did not is enough.
-
-        Never less than a call on a busy machine may need, unless the user allows less.
-        """
-        if not (self.history.has_hung and self.examination_request.explore):
-            return seconds
-        return min(seconds, max(_LEAST_PATIENCE, _MARGIN * self.history.slowest_seconds))
+        return self.history.patience(seconds) if self.examination_request.explore else seconds
 
     def _load(self) -> tuple[Trouble | None, int | None]:
         """What went wrong, and at which length when the module was being tried."""

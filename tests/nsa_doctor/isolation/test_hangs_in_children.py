@@ -164,3 +164,10 @@ def test_after_a_hang_a_call_has_as_long_as_a_sound_one_may_need(allowed: float,
     assert examined._patience(allowed) == allowed
     examined.history.has_hung, examined.history.slowest_seconds = True, slowest
     assert examined._patience(allowed) == given
+
+
+@pytest.mark.parametrize(("slowest", "given"), [(0.1, 30.0), (2.0, 64.0), (20.0, 180.0)])
+def test_many_rows_of_a_slow_module_have_the_time_they_need(slowest: float, given: float) -> None:
+    examined = supervisor("hangs:spins", timeout=30.0)
+    examined.history.slowest_pass = slowest
+    assert examined._patience(30.0) == given
