@@ -89,7 +89,45 @@ def test_a_right_loss_is_found_and_passes(kind: type[Model], loss: Loss, words: 
     assert run_check(registry.load("GRD207"), subject).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("kind", [WithLabels, WithTargets])
+class ByMethod(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids).cumsum(1))
+
+    def loss(self, ids: Tensor) -> tuple[Tensor, dict[str, float]]:
+        loss = self.of(self(ids), ids)
+        return loss, {"ppl": float(loss.exp())}
+
+
+class ByMethodOfTargets(ByMethod):
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        return self.of(self(ids), targets)
+
+
+class ByChance(ByMethod):
+    def loss(self, ids: Tensor) -> Tensor:
+        hidden = torch.where(torch.rand(ids.shape) < 0.3, 0, ids)
+        return self.of(self(hidden), ids)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "words"),
+    [
+        (ByMethod, next_tokens, "loss(ids),"),
+        (ByMethodOfTargets, next_tokens, "loss(ids, targets=ids),"),
+        (ByMethodOfTargets, as_they_stand, "loss(ids, targets=ids shifted by one),"),
+    ],
+)
+def test_a_loss_by_a_method_is_found(kind: type[Model], loss: Loss, words: str) -> None:
+    subject = found(kind, loss)
+    assert any(words in note for note in subject.notes), subject.notes
+    assert run_check(registry.load("GRD207"), subject).verdict is Verdict.PASS
+
+
+def test_a_loss_that_draws_is_none_of_next_tokens() -> None:
+    assert not found(ByChance, next_tokens).offers("loss")
+
+
+@pytest.mark.parametrize("kind", [WithLabels, WithTargets, ByMethod, ByMethodOfTargets])
 @pytest.mark.parametrize(
     ("loss", "words"), [(tokens_before, "shifted the wrong way"), (without_minus, "without a minus")]
 )

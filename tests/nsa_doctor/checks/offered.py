@@ -188,6 +188,31 @@ def with_a_time(subject: Subject) -> Subject:
     return replace(subject, build=lambda seed: Timed(subject.build(seed)), forward=lambda module, x: module(x))
 
 
+class Rated(nn.Module):
+    """A module, with a loss of its own tokens alone."""
+
+    def __init__(self, inner: nn.Module, subject: Subject) -> None:
+        super().__init__()
+        self.inner, self.call = inner, subject.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.call(self.inner, x)
+        return output
+
+    def loss(self, x: Tensor, targets: Tensor, lengths: Tensor | None = None) -> Tensor:
+        whole = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
+        missing = []
+        for row, wanted, length in zip(x, targets, whole.tolist(), strict=True):
+            answer = self(row[None, :length])[0].flatten(1).mean(1)
+            missing.append((answer - wanted[:length].to(answer)).square().mean())
+        return torch.stack(missing).mean()
+
+
+def with_a_loss_of_targets(subject: Subject) -> Subject:
+    """It gives the loss of each row's tokens, as many as there are."""
+    return replace(subject, build=lambda seed: Rated(subject.build(seed), subject), forward=lambda module, x: module(x))
+
+
 def with_a_choice(subject: Subject) -> Subject:
     """The channels of each token that are largest, and no others, are added once more."""
 

@@ -1,0 +1,178 @@
+"""How a module's losses are asked for: by methods and a forward that take targets, lengths or a mask of tokens."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state import preserved_state, seed_everything
+
+_LOSS = re.compile(r"(^|_)(loss|losses|nll|nlls)(_|$)")
+_TARGETS = frozenset({"target", "targets", "label", "labels", "y", "ys", "tgt", "trg", "wanted", "answers", "gold"})
+_LENGTHS = re.compile(r"(.*_)?([a-z]?lens?|lengths?|num_(frames|tokens))")
+_OF_TARGETS = re.compile(r"(target|label|tgt|trg|text|token|y|out|output|u)s?_?(lens?|lengths?)")
+_MASKS = re.compile(r"(attention_|key_padding_|src_key_padding_|padding_|pad_|valid_|token_|src_|input_)?mask")
+_ANSWERS = re.compile(r"(y_)?(logits?|preds?|predictions?|outputs?|hat|log_?probs)")
+_FEWEST_LABELS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows x [B, S, ...] of `lengths` [B], with targets of each token, or of each row, where they are asked for."""
+
+    x: Tensor
+    lengths: Tensor
+    targets: Tensor | None = None
+
+    @property
+    def keep(self) -> Tensor:
+        """[B, S]: which tokens are no padding."""
+        return torch.arange(self.x.shape[1], device=self.x.device) < self.lengths[:, None]
+
+    @property
+    def target_lengths(self) -> Tensor:
+        """[B]: how many targets rows have that are half as long as their tokens."""
+        return self.lengths // 2
+
+    def rows(self, order: Tensor) -> "Batch":
+        """The same rows in another order, or some of them."""
+        targets = None if self.targets is None else self.targets[order]
+        return Batch(x=self.x[order], lengths=self.lengths[order], targets=targets)
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """A loss that a module gives: of which of its names the targets and the lengths are given, and how."""
+
+    name: str
+    takes: Mapping[str, str]  # a role: by which parameter
+    meant: Callable[[Tensor], Tensor]  # what is given for a mask of tokens
+    of_answers: bool  # it takes what forward answers, and not what forward takes
+
+    def __call__(self, sp: BuiltModule, batch: Batch, seed: int = 0) -> Tensor:
+        """The loss of the batch, a number in float64."""
+        return self.answer(sp, batch, seed).detach().double().reshape(())
+
+    def answer(self, sp: BuiltModule, batch: Batch, seed: int = 0) -> Tensor:
+        """The loss of the batch as it is given. Raises TypeError where that is no number."""
+        given: dict[str, Any] = {}
+        for role, name in self.takes.items():
+            if role == "targets":
+                given[name] = batch.targets
+            elif role == "mask":
+                given[name] = self.meant(batch.keep)
+            else:
+                given[name] = (batch.lengths if role == "lengths" else batch.target_lengths).clone()
+        x = sp(batch.x) if self.of_answers else batch.x.clone()
+        seed_everything(sp.subject.seed + seed)
+        with preserved_state(random_too=False):
+            answer = getattr(sp.module, self.name)(x, **given)
+        return _number_of(answer)
+
+
+def loss_calls(sp: BuiltModule, batch: Batch) -> Iterator[tuple[LossCall, Batch]]:
+    """Each loss that takes targets, lengths or a mask, and gives a number for this batch, with targets it takes.
+
+    One that draws at random gives another number each time and is left out; so is one whose lengths, where they are
+    optional, say something else than that there is no padding when every row is whole.
+    """
+    for name, function in _functions(sp.module):
+        tried = (
+            (call, replace(batch, targets=targets))
+            for call in _ways(name, function)
+            for targets in _targets(sp, call, batch)
+        )
+        served = (each for each in tried if attempt(partial(_serves, sp, function, *each)) is True)
+        yield from islice(served, 1)
+
+
+def _functions(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "forward", module.forward
+    for name in dir(type(module)):
+        if _LOSS.search(name) and not hasattr(nn.Module, name):
+            function = inspect.getattr_static(type(module), name)
+            if inspect.isfunction(function) or isinstance(function, (staticmethod, classmethod)):
+                yield name, getattr(module, name)
+
+
+def _ways(name: str, function: Callable[..., Any]) -> Iterator[LossCall]:
+    """How it may be called: with all that it takes of these, with a mask of each kind."""
+    parameters = attempt(lambda: list(inspect.signature(function).parameters.values()))
+    if isinstance(parameters, Caught) or not parameters:
+        return
+    takes: dict[str, str] = {}
+    for each in parameters[1:]:
+        if (role := _role(each.name)) is not None:
+            takes.setdefault(role, each.name)
+    required = {each.name for each in parameters[1:] if each.default is each.empty and each.kind <= each.KEYWORD_ONLY}
+    if not required <= set(takes.values()) or not takes or (name == "forward" and "targets" not in takes):
+        return
+    kinds: list[Callable[[Tensor], Tensor]] = [Tensor.bool]
+    if "mask" in takes:
+        is_of_padding = "pad" in takes["mask"]
+        kinds = [Tensor.logical_not] if is_of_padding else [Tensor.bool, Tensor.long, Tensor.float]
+    for meant in kinds:
+        yield LossCall(name, takes, meant, _ANSWERS.fullmatch(parameters[0].name) is not None)
+
+
+def _role(name: str) -> str | None:
+    lower = name.lower()
+    if _OF_TARGETS.fullmatch(lower):
+        return "target_lengths"
+    if _LENGTHS.fullmatch(lower):
+        return "lengths"
+    if _MASKS.fullmatch(lower):
+        return "mask"
+    return "targets" if _TARGETS & set(lower.split("_")) else None
+
+
+def _targets(sp: BuiltModule, call: LossCall, batch: Batch) -> Iterator[Tensor | None]:
+    """Targets that it may take: a label for each token, for half as many, for each row; values for each token."""
+    if "targets" not in call.takes:
+        yield None
+        return
+    generator = torch.Generator().manual_seed(sp.subject.seed + 1)
+    output = sp(batch.x)
+    rows, length = batch.x.shape[:2]
+    labels = max(_FEWEST_LABELS, output.shape[-1])
+    shapes = [(rows, length), (rows, length // 2), (rows,)]
+    for shape in shapes[1:2] if "target_lengths" in call.takes else shapes:
+        yield torch.randint(1, labels - 1, shape, generator=generator).to(batch.x.device)
+    yield torch.randn(output.shape, generator=generator).to(output)
+
+
+def _serves(sp: BuiltModule, function: Callable[..., Any], call: LossCall, batch: Batch) -> bool:
+    whole = replace(batch, lengths=torch.full_like(batch.lengths, batch.x.shape[1]))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")
+        first, second = call(sp, whole), call(sp, whole, seed=1)
+        if not bool(first.isfinite()) or not torch.equal(first, second):
+            return False
+        optional = {
+            role: name
+            for role, name in call.takes.items()
+            if role != "targets" and inspect.signature(function).parameters[name].default is None
+        }
+        others = {role: name for role, name in call.takes.items() if role not in optional}
+        if not optional:
+            return True
+        return bool(torch.isclose(first, replace(call, takes=others)(sp, whole), rtol=1e-5))
+
+
+def _number_of(answer: Any) -> Tensor:
+    """The number in an answer: itself, the first of several, or what is called the loss. Raises TypeError."""
+    named = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", answer)
+    each = named if isinstance(named, (tuple, list)) else [named]
+    numbers = [part for part in each if isinstance(part, Tensor) and part.numel() == 1 and part.is_floating_point()]
+    if not numbers:
+        raise TypeError(f"expected a number, got {type(answer).__name__}")
+    return numbers[0]
