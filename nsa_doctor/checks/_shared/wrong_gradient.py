@@ -9,6 +9,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.gradient_fault import Fault, find_fault, first_wrong_pass
 from nsa_doctor.probes.gradients.gradient_place import line_of_earlier_calls
+from nsa_doctor.probes.gradients.meant_cuts import attached, meant_cuts, rest_agrees
 from nsa_doctor.probes.gradients.truncation import truncation
 from nsa_doctor.probes.tensors.widened import Widened
 from nsa_doctor.subject.contract import Subject
@@ -30,6 +31,31 @@ def wrong_gradient(
     `right` is a length at which they agree, `values` the kind of input, in words, and `of` what is differentiated.
     Where nothing can be followed at `length`, as in what is mostly filled up, a `longer` one may show it on purpose.
     """
+    found = _described(subject, code, mode, length, right, make, values, of, longer)
+    cuts = [] if isinstance(found, Note) else meant_cuts(make(length).built)
+    if not cuts:
+        return found
+    cut = next((each for each in cuts if each.place.short_line == found.where.short_line), None)
+    if rest_agrees(make, length, cuts):
+        cut = cut or cuts[0]
+        return Note(message=f"{found.message}; {cut.reason}", where=cut.place)
+    if cut is None:
+        return found
+    with attached([each.place for each in cuts]):  # what is wrong beside them
+        return _described(subject, code, mode, length, right, make, values, of, longer)
+
+
+def _described(
+    subject: Subject,
+    code: str,
+    mode: str,
+    length: int,
+    right: int | None,
+    make: Make,
+    values: str,
+    of: str,
+    longer: int | None,
+) -> Finding | Note:
     bench = make(length)
     fault = _fault(make, length)
     if fault is None and longer is not None and (there := find_fault(make(longer))) is not None and there.reason:

@@ -5,17 +5,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import FrameType
-from typing import Any
-
-from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
 
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError, attempt
-from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.derivative import Agreement
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
+from nsa_doctor.probes.gradients.meant_cuts import attached
 from nsa_doctor.probes.hooks.flow import Event
 
 _DETACHING = ("detach", "detach_", "data")
@@ -51,7 +46,7 @@ def truncation(make: Callable[[int], DerivativeProbe], length: int, place: Place
         further = len(detaches.numbers) - len(fewer.numbers)
         if not fewer.numbers or not 1 <= further <= length / _LEAST_INTERVAL or not _is_handed_on(detaches):
             return None
-        with _Attached(place):
+        with attached([place]):
             agreement = probe.agreement((0, 1))
     except (NotComparableError, SubjectFailedError):  # longer inputs need not be served
         return None
@@ -92,28 +87,3 @@ def _is_handed_on(passed: _Passed) -> bool:
         if before.reads & after.reads or not after.reads & reach:
             return False
     return len(passed.numbers) > 1
-
-
-class _Attached(TorchFunctionMode):
-    """Detaching on one line leaves the gradient as it is; the base class is torch's."""
-
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        self._place = place
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run one call, unless it detaches on that line."""
-        name = str(resolve_name(func)).removesuffix(".__get__").rpartition(".")[2]
-        if name in _DETACHING and isinstance(args[0], Tensor) and self._is_called_there():
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-    def _is_called_there(self) -> bool:
-        frame: FrameType | None = frame_above(2)
-        while frame is not None:
-            if (frame.f_code.co_filename, frame.f_lineno) == (self._place.file, self._place.line):
-                return True
-            frame = frame.f_back
-        return False

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import randomise
 from nsa_doctor.probes.model.call_history import Call, CallHistory
@@ -21,11 +23,15 @@ def step(used: CallHistory, new: CallHistory) -> None:
 
 
 def load(used: CallHistory, new: CallHistory) -> None:
-    """Load the changed parameters of the one into the other; what refuses to be loaded is moved likewise."""
+    """Load the changed parameters of the one into the other, one by one where a state of another size is refused."""
     randomise(new.built.module, new.built.subject.seed + _ANOTHER_SEED)
     state = new.built.module.state_dict()
     if isinstance(attempt(lambda: used.built.module.load_state_dict(state)), Caught):
-        randomise(used.built.module, used.built.subject.seed + _ANOTHER_SEED)
+        others = dict(new.built.module.named_parameters())
+        with torch.no_grad():
+            for name, own in used.built.module.named_parameters():
+                if name in others and others[name].shape == own.shape:
+                    own.copy_(others[name])
 
 
 Change = Callable[[CallHistory, CallHistory], None]

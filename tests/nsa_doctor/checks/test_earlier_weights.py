@@ -64,6 +64,24 @@ class Merged(Scaled):
         return self.mix(x) if self.is_merged else self.mix(x) + x @ self.added.mT
 
 
+class Spiking(Scaled):
+    """Keeps a state of the last call's size, so that a state of another size is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = x.new_zeros(x.shape)
+        for part in self.mix(x).unbind(1):
+            self.state = self.state + part[:, None]
+        return self.mix(x) * self.scale()
+
+
+class StaleSpiking(Spiking, Stale):
+    pass
+
+
 def examined(make: Callable[[], nn.Module]) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -74,12 +92,13 @@ def examined(make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load("FWD221"), subject)
 
 
-def test_what_is_kept_of_earlier_weights_is_found_where_it_is_kept() -> None:
-    (finding,) = examined(Stale).findings
+@pytest.mark.parametrize("make", [Stale, StaleSpiking])
+def test_what_is_kept_of_earlier_weights_is_found_where_it_is_kept(make: type[nn.Module]) -> None:
+    (finding,) = examined(make).findings
     assert linecache.getline(__file__, finding.where.line).strip() == "self.kept = self.mix.weight.detach().norm()"
 
 
-@pytest.mark.parametrize("make", [Scaled, ByVersion, Merged])
+@pytest.mark.parametrize("make", [Scaled, ByVersion, Merged, Spiking])
 def test_what_follows_the_weights_is_passed_over(make: type[nn.Module]) -> None:
     result = examined(make)
     assert (result.verdict, result.findings) == ("PASS", ())

@@ -1,0 +1,174 @@
+"""Detaches that are meant: the source says so, or what is cut is a statistic of the input alone."""
+
+import ast
+import linecache
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frame_above
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.gradients.derivative import Agreement
+from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.model.built_module import BuiltModule
+
+_DETACHING = ("detach", "detach_", "data")
+_LENGTH = 12
+_FEWER = 6  # times fewer values than the input has make a statistic
+_SEEDS = (0, 1, 2)
+_ABOVE = 3  # lines of comments
+_SAID = re.compile(
+    r"\b(no|not|nothing|never|without|stops?|stopped|cuts?|blocks?|only|constant)\b[^.]{0,60}\bgradients?\b"
+    r"|\bgradients?\b[^.]{0,60}\b(stops?|ends?|cut|not|no|never|only|last|constant)\b"
+    r"|\bdetach|stop[-_ ]?grad",  # of truncation more is asked
+    re.IGNORECASE,
+)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class MeantCut:
+    """A line that detaches, and why that is taken to be meant."""
+
+    place: Place
+    reason: str
+
+
+def meant_cuts(built: BuiltModule) -> list[MeantCut]:
+    """The lines of a pass that detach by name, of which the source or what they cut says that it is meant.
+
+    A statistic of the input has few values and no parameter behind it, so that every parameter gets its whole gradient:
+    the mean by which a series is normalised and restored (RevIN), the last value that a forecast begins with.
+    """
+    x = built.input(min(_LENGTH, built.subject.max_length))
+    with unobserved():
+        seen = attempt(lambda: _detaches(built, x))
+    found = []
+    for line, cut in seen.items() if isinstance(seen, dict) else ():
+        if _is_said(*line):
+            found.append(MeantCut(cut.place, "its source says that it is cut there"))
+        elif not cut.has_weights and _FEWER * cut.num_values <= x.numel():
+            found.append(MeantCut(cut.place, "what is cut is a statistic of the input, behind which is no parameter"))
+    return found
+
+
+def rest_agrees(make: Callable[[int], DerivativeProbe], length: int, cuts: Iterable[MeantCut]) -> bool:
+    """Whether the gradient is the derivative where these lines detach nothing."""
+    with attached([each.place for each in cuts]):
+        agreement = attempt(lambda: make(length).agreement(_SEEDS))
+    return not isinstance(agreement, Caught) and agreement is Agreement.AGREES
+
+
+@contextmanager
+def attached(places: Iterable[Place]) -> Iterator[None]:
+    """Detaching on these lines leaves the gradient as it is, until the region ends."""
+    with _Attached(places):
+        yield
+
+
+@dataclass
+class _Seen:
+    """What one line detached in a pass: how many values at most, and whether some have parameters behind them."""
+
+    place: Place
+    num_values: int = 0
+    has_weights: bool = False
+
+
+def _detaches(built: BuiltModule, x: Tensor) -> dict[tuple[str, int], _Seen]:
+    """By file and line what is detached by name; x needs no gradient, so that what does has parameters behind it."""
+    places = Places(FrameFilter(built.subject.packages))
+    places.know(built.module)
+    seen: dict[tuple[str, int], _Seen] = {}
+
+    def note(tensor: Tensor) -> None:
+        place, is_own = places.here()
+        if is_own:
+            each = seen.setdefault((place.file, place.line), _Seen(place))
+            each.num_values = max(each.num_values, tensor.numel())
+            each.has_weights |= tensor.requires_grad
+
+    with torch.enable_grad(), places.watching(), _Watching(note):
+        built(x)
+    return seen
+
+
+def _named(func: Any) -> str:
+    return str(resolve_name(func)).removesuffix(".__get__").rpartition(".")[2]
+
+
+class _Watching(TorchFunctionMode):
+    """Hands over each tensor that is about to be detached; the base class is torch's."""
+
+    def __init__(self, note: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one call behind the note of it."""
+        if args and isinstance(args[0], Tensor) and _named(func) in _DETACHING[:2]:
+            self._note(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Attached(TorchFunctionMode):
+    """Detaching on some lines leaves the gradient as it is; the base class is torch's."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        super().__init__()
+        self._lines = {(place.file, place.line) for place in places}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one call, unless it detaches on one of the lines."""
+        if args and isinstance(args[0], Tensor) and _named(func) in _DETACHING and self._is_called_there():
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def _is_called_there(self) -> bool:
+        frame = frame_above(2)
+        while frame is not None:
+            if (frame.f_code.co_filename, frame.f_lineno) in self._lines:
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _is_said(file: str, line: int) -> bool:
+    """Whether a comment beside the line, or the docstring of the function or class around it, speaks of it."""
+    texts = linecache.getlines(file)
+    if not 0 < line <= len(texts):
+        return False
+    comments = [texts[line - 1].partition("#")[2]]
+    for text in reversed(texts[max(0, line - 1 - _ABOVE) : line - 1]):
+        if not text.lstrip().startswith("#"):
+            break
+        comments.append(text.partition("#")[2])
+    return any(_SAID.search(text) for text in (*comments, *_docstrings(file, line)))
+
+
+@lru_cache
+def _definitions(file: str) -> list[tuple[int, int, str]]:
+    tree = attempt(lambda: ast.parse("".join(linecache.getlines(file))))
+    if isinstance(tree, Caught):
+        return []
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)]
+    return [(node.lineno, node.end_lineno or node.lineno, ast.get_docstring(node) or "") for node in nodes]
+
+
+def _docstrings(file: str, line: int) -> list[str]:
+    return [text for first, last, text in _definitions(file) if first <= line <= last]

@@ -1,0 +1,94 @@
+"""Gradients that are cut on purpose are a note, where the source says so or a statistic of the input is cut alone."""
+
+import linecache
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.checks.test_comparisons import embedding_subject
+
+DIM = 8
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gate = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+
+
+class Normalised(Layer):
+    """A series is given its own mean and size back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True).detach()
+        size = x.var(1, keepdim=True, unbiased=False).add(1.0).sqrt().detach()
+        return self.layer((x - mean) / size) * size + mean
+
+
+class LastValue(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        last = x[:, -1:].detach()
+        return self.layer(x - last) + last
+
+
+class Remembers(Layer):
+    """What is kept for later tokens carries no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.layer(x).detach()
+        return self.layer(x) + kept.cumsum(1)
+
+
+class Commented(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        # stop-gradient: the gate follows what the layer says
+        read = self.layer(x).detach()
+        return self.layer(x) * self.gate(read).sigmoid()
+
+
+class OfWeights(Layer):
+    """A statistic, of what a layer made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.layer(x)
+        return states - states.mean((1, 2), keepdim=True).detach()  # here
+
+
+class OfTokens(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.gate(x.detach()).sigmoid()  # here
+
+
+class SaidOfAnother(Layer):
+    """What is kept carries no gradient; the gate has one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.layer(x).detach()
+        return self.layer(x) + kept + Lost.apply(self.gate(x))  # here
+
+
+class Lost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient * 0.5  # here
+
+
+@pytest.mark.parametrize("make", [Normalised, LastValue, Remembers, Commented])
+def test_a_cut_that_is_meant_is_a_note(make: Callable[[], nn.Module]) -> None:
+    result = run_check(registry.load("GRD101"), embedding_subject(make))
+    assert (result.findings, len(result.notes)) == ((), 1)
+    assert "its source says" in result.notes[0] or "statistic of the input" in result.notes[0]
+
+
+@pytest.mark.parametrize("make", [OfWeights, OfTokens, SaidOfAnother])
+def test_any_other_is_found(make: Callable[[], nn.Module]) -> None:
+    (finding,) = run_check(registry.load("GRD101"), embedding_subject(make)).findings
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
