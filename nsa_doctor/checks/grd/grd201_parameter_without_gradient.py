@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.not_handed_on import moved_elsewhere
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass, cut_off, lengths_for, listed, trainable
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
@@ -38,6 +39,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if rounds and any(is_within(item.names[0], rounds) for item in found):
             yield note_of_rounds(sp, rounds)
             found = [item for item in found if not is_within(item.names[0], rounds)]
+        elsewhere, notes = moved_elsewhere(subject, [name for item in found for name in item.names])
+        yield from notes
+        found = [item for item in found if not elsewhere.keys() >= set(item.names)]
         rest = sum(parameter.grad is not None for _, parameter in trainable(own.module))
         for item in found[:MOST_FINDINGS]:
             yield Finding(
@@ -48,7 +52,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
                 control=f"{rest} other parameter{'' if rest == 1 else 's'} with a gradient" if rest else "",
                 repro=command_for(subject, "GRD201"),
             )
-        if found or rounds:
+        if found or rounds or notes:
             return
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.not_handed_on import moved_beside
+from nsa_doctor.checks._shared.not_handed_on import moved_elsewhere
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, listed
 from nsa_doctor.checks._shared.without_effect import Idle, idle, line_left_out
 from nsa_doctor.core.check import Check
@@ -29,7 +29,6 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.first_steps import of_first_steps
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -41,7 +40,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not found:
         return
     root = built(subject, mode="train").module
-    beside = moved_beside(subject, [name for each in found if each.is_used for name in each.names])
+    beside, notes = moved_elsewhere(subject, [name for each in found if each.is_used for name in each.names])
     sp = built(subject)
     first = of_first_steps(sp, [name for each in found for name in each.names], min(_LENGTH, subject.max_length))
     asked = {*beside, *first}
@@ -58,12 +57,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             evidence={"parameters": ",".join(each.names), "num_parameters": len(each.names)},
             repro=command_for(subject, "GRD208"),
         )
-    if beside:
-        part = f" ({way})" if (way := next(iter(beside.values()))) else ""
-        message = (
-            f"{listed(list(beside))} without effect but on a part of what forward returns{part} that is not handed on"
-        )
-        yield Note(message=message, where=definition_place(root))
+    yield from notes
     if named := [each for each in found if each.names and each.is_mentioned and not (each.is_used or each.used_beside)]:
         others = f" (and {len(named) - 1} others)" if len(named) > 1 else ""
         message = f"{named[0].path}{others} is used by no call that was tried, though its class names it"

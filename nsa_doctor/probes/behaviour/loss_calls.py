@@ -3,7 +3,7 @@
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -23,6 +23,7 @@ _OF_TARGETS = re.compile(r"(target|label|tgt|trg|text|token|y|out|output|u)s?_?(
 _MASKS = re.compile(r"(attention_|key_padding_|src_key_padding_|padding_|pad_|valid_|token_|src_|input_)?mask")
 _ANSWERS = re.compile(r"(y_)?(logits?|preds?|predictions?|outputs?|hat|log_?probs)")
 _FEWEST_LABELS = 3
+_DRAWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,28 @@ def loss_calls(sp: BuiltModule, batch: Batch) -> Iterator[tuple[LossCall, Batch]
         yield from islice(served, 1)
 
 
+def moved_by_losses(sp: BuiltModule, batch: Batch, names: Sequence[str]) -> dict[str, str]:
+    """Of these parameters those to which a loss of the module's own gives a gradient, by the name of its method.
+
+    One that draws at random is asked several times.
+    """
+    parameters = {name: each for name, each in sp.module.named_parameters() if name in names and each.requires_grad}
+    found: dict[str, str] = {}
+    for name, function in _functions(sp.module):
+        tried = (
+            attempt(partial(call.answer, sp, replace(batch, targets=targets), seed))
+            for call in _ways(name, function, is_alone=True)
+            for targets in _targets(sp, call, batch)
+            for seed in range(_DRAWS)
+        )
+        for loss in tried:
+            if isinstance(loss, Tensor) and loss.requires_grad and len(found) < len(parameters):
+                gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+                given = [each is not None and bool((each != 0).any()) for each in gradients]
+                found |= {each: name for each, has_one in zip(parameters, given, strict=True) if has_one}
+    return found
+
+
 def _functions(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "forward", module.forward
     for name in dir(type(module)):
@@ -104,8 +127,8 @@ def _functions(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield name, getattr(module, name)
 
 
-def _ways(name: str, function: Callable[..., Any]) -> Iterator[LossCall]:
-    """How it may be called: with all that it takes of these, with a mask of each kind."""
+def _ways(name: str, function: Callable[..., Any], *, is_alone: bool = False) -> Iterator[LossCall]:
+    """How it may be called: with all that it takes of these, with a mask of each kind; with none if it `is_alone`."""
     parameters = attempt(lambda: list(inspect.signature(function).parameters.values()))
     if isinstance(parameters, Caught) or not parameters:
         return
@@ -114,7 +137,8 @@ def _ways(name: str, function: Callable[..., Any]) -> Iterator[LossCall]:
         if (role := _role(each.name)) is not None:
             takes.setdefault(role, each.name)
     required = {each.name for each in parameters[1:] if each.default is each.empty and each.kind <= each.KEYWORD_ONLY}
-    if not required <= set(takes.values()) or not takes or (name == "forward" and "targets" not in takes):
+    is_too_little = "targets" not in takes if name == "forward" else not (takes or is_alone)
+    if is_too_little or not required <= set(takes.values()):
         return
     kinds: list[Callable[[Tensor], Tensor]] = [Tensor.bool]
     if "mask" in takes:

@@ -83,7 +83,9 @@ def _described(
 ) -> Fault:
     """The fault at what reads tensor `number`, whose gradient is wrong while all later ones are right."""
     place, what, event = blame(probe, differentials[0], number)
-    return Fault(place, what, slope, "" if event is None else _reason(probe, differentials, number, event, slopes))
+    if event is None:
+        return Fault(place, what, slope, _surrogate(differentials[0], slopes))
+    return Fault(place, what, slope, _reason(probe, differentials, number, event, slopes))
 
 
 def blame(probe: DerivativeProbe, found: Differential, number: int) -> tuple[Place, str, Event | None]:
@@ -236,6 +238,19 @@ def _straight_through(
         if tried == _MOST_ANCESTORS:
             break
     return ""
+
+
+def _surrogate(found: Differential, slopes: Sequence[Slope]) -> str:
+    """The hand-written function whose output is a step, where what leads to it is hidden (compiled, say)."""
+    if not all(map(_is_autograds_alone, slopes)):
+        return ""
+    calls = [event for event in found.recording.events if event.function is not None]
+    hard = next((each for each in calls if any(map(_is_a_step, each.outputs))), None)
+    return "" if hard is None else f"{hard.name} gives steps, whose derivative is zero: a surrogate gradient"
+
+
+def _is_a_step(values: Tensor) -> bool:
+    return values.numel() > 1 and bool(((values == 0) | (values.abs() == 1)).all())
 
 
 def _is_within(path: str, outer: str) -> bool:

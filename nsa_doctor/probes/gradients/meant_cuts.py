@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from nsa_doctor.core.errors import Caught, attempt
@@ -56,7 +57,7 @@ def meant_cuts(built: BuiltModule) -> list[MeantCut]:
         seen = attempt(lambda: _detaches(built, x))
     found = []
     for line, cut in seen.items() if isinstance(seen, dict) else ():
-        if _is_said(*line):
+        if not cut.is_a_weight and _is_said(*line):
             found.append(MeantCut(cut.place, "its source says that it is cut there"))
         elif not cut.has_weights and _FEWER * cut.num_values <= x.numel():
             found.append(MeantCut(cut.place, "what is cut is a statistic of the input, behind which is no parameter"))
@@ -79,11 +80,12 @@ def attached(places: Iterable[Place]) -> Iterator[None]:
 
 @dataclass
 class _Seen:
-    """What one line detached in a pass: how many values at most, and whether some have parameters behind them."""
+    """What one line detached in a pass: how many values at most, and whether they are or come of parameters."""
 
     place: Place
     num_values: int = 0
     has_weights: bool = False
+    is_a_weight: bool = False
 
 
 def _detaches(built: BuiltModule, x: Tensor) -> dict[tuple[str, int], _Seen]:
@@ -98,6 +100,7 @@ def _detaches(built: BuiltModule, x: Tensor) -> dict[tuple[str, int], _Seen]:
             each = seen.setdefault((place.file, place.line), _Seen(place))
             each.num_values = max(each.num_values, tensor.numel())
             each.has_weights |= tensor.requires_grad
+            each.is_a_weight |= isinstance(tensor, nn.Parameter)
 
     with torch.enable_grad(), places.watching(), _Watching(note):
         built(x)
@@ -140,7 +143,7 @@ class _Attached(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _is_called_there(self) -> bool:
-        frame = frame_above(2)
+        frame: FrameType | None = frame_above(2)
         while frame is not None:
             if (frame.f_code.co_filename, frame.f_lineno) in self._lines:
                 return True

@@ -1,6 +1,7 @@
 """Gradients that are cut on purpose are a note, where the source says so or a statistic of the input is cut alone."""
 
 import linecache
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -71,6 +72,13 @@ class SaidOfAnother(Layer):
         return self.layer(x) + kept + Lost.apply(self.gate(x))  # here
 
 
+class OfAParameter(Layer):
+    """The gradient of one parameter is cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.gate.bias.detach()  # here
+
+
 class Lost(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
@@ -81,6 +89,43 @@ class Lost(torch.autograd.Function):
         return gradient * 0.5  # here
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.t()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    hidden = torch.jit.script(product)
+
+
+class Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient * 0.1
+
+
+class Spikes(Layer):
+    """What leads to its steps is compiled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(Step.apply(hidden(x, self.layer.weight)))
+
+
+class LosesBehind(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(Lost.apply(hidden(x, self.layer.weight)))
+
+
+def test_steps_behind_what_is_compiled_have_a_surrogate() -> None:
+    result = run_check(registry.load("GRD101"), embedding_subject(Spikes))
+    assert (result.findings, len(result.notes)) == ((), 1)
+    assert "Step gives steps, whose derivative is zero" in result.notes[0]
+
+
 @pytest.mark.parametrize("make", [Normalised, LastValue, Remembers, Commented])
 def test_a_cut_that_is_meant_is_a_note(make: Callable[[], nn.Module]) -> None:
     result = run_check(registry.load("GRD101"), embedding_subject(make))
@@ -88,7 +133,7 @@ def test_a_cut_that_is_meant_is_a_note(make: Callable[[], nn.Module]) -> None:
     assert "its source says" in result.notes[0] or "statistic of the input" in result.notes[0]
 
 
-@pytest.mark.parametrize("make", [OfWeights, OfTokens, SaidOfAnother])
+@pytest.mark.parametrize("make", [OfWeights, OfTokens, OfAParameter, SaidOfAnother, LosesBehind])
 def test_any_other_is_found(make: Callable[[], nn.Module]) -> None:
     (finding,) = run_check(registry.load("GRD101"), embedding_subject(make)).findings
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
