@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +33,7 @@ _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "true for padding": lambda keep: ~keep.bool(),  # of masks alone that are named after it
     "true for tokens, as [B, 1, 1, S]": lambda keep: keep.bool()[:, None, None],
 }
+_REAL = r"real|valid|present|actual|tokens?|elements?|observed|kept?"  # what is no padding
 _MODES: dict[Mode, str] = {"eval": "", "train": ", in training mode alone"}
 Masked = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -82,7 +83,35 @@ def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Mas
                     padded,
                     f"padding is masked by forward(x, {name}=...), {words}: of one row, and of several it raises",
                 )
-    return None
+    return next(_documented(subject, way, names), None)
+
+
+def _documented(subject: Subject, way: str | None, names: Sequence[str]) -> Iterator[tuple[Masked, str]]:
+    """Masks of which the docstring says what is true in them, where that does nothing for rows without padding.
+
+    What they hide may show all the same: that is for FWD226 to say.
+    """
+    sp = built(subject)
+    texts = [inspect.getdoc(type(sp.module)) or "", inspect.getdoc(sp.module.forward) or ""]
+    for name in names:
+        said = re.compile(
+            rf"\b{name}\b[^.;]{{0,40}}\b(true|ones?|1)\b[^.;]{{0,24}}?\b({_REAL}|pad\w*)\b", re.IGNORECASE
+        )
+        found = next(filter(None, map(said.search, texts)), None)
+        if found is None:
+            continue
+        words = "true for padding" if found[2].lower().startswith("pad") else "true for tokens"
+        padded = partial(padded_answer, subject, way, name, _MEANINGS[words])
+        if attempt(partial(_is_plain_without_padding, sp, padded)) is True:
+            yield padded, f"padding is masked by forward(x, {name}=...), {words}, as its docstring says"
+
+
+def _is_plain_without_padding(sp: BuiltModule, padded: Masked) -> bool:
+    x = _some_rows(sp)
+    ones = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    with torch.no_grad():
+        plain, given = sp(x).double(), padded(sp.module, x.clone(), ones).double()
+    return bool((plain - given).abs().max() <= _CLOSE * float(plain.abs().max()))
 
 
 def _is_for_one_row(subject: Subject, padded: Masked, way: str | None, name: str, *, has_size: bool) -> bool:
