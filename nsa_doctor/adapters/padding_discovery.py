@@ -15,7 +15,7 @@ from nsa_doctor.adapters.length_padding import OF_LENGTHS, by_lengths
 from nsa_doctor.adapters.masked_answer import masked_answer, padded_answer
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts
+from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts, is_left_by_parts
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.state import seed_everything
@@ -57,6 +57,8 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
 
 def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Masked, str] | None:
     """How padding is masked by one of these parameters, and in words."""
+    if shaped := next(_shaped(subject, way, names), None):
+        return shaped
     for name in names:
         meanings = {words: meant for words, meant in _MEANINGS.items() if "pad" in name or "padding" not in words}
         ways = {words: (partial(padded_answer, subject, way, name, meant), meant) for words, meant in meanings.items()}
@@ -91,8 +93,7 @@ def _documented(subject: Subject, way: str | None, names: Sequence[str]) -> Iter
 
     What they hide may show all the same: that is for FWD226 to say.
     """
-    sp = built(subject)
-    texts = [inspect.getdoc(type(sp.module)) or "", inspect.getdoc(sp.module.forward) or ""]
+    sp, texts = built(subject), _docstrings(subject)
     for name in names:
         said = re.compile(
             rf"\b{name}\b[^.;]{{0,40}}\b(true|ones?|1)\b[^.;]{{0,24}}?\b({_REAL}|pad\w*)\b", re.IGNORECASE
@@ -104,6 +105,35 @@ def _documented(subject: Subject, way: str | None, names: Sequence[str]) -> Iter
         padded = partial(padded_answer, subject, way, name, _MEANINGS[words])
         if attempt(partial(_is_plain_without_padding, sp, padded)) is True:
             yield padded, f"padding is masked by forward(x, {name}=...), {words}, as its docstring says"
+
+
+def _shaped(subject: Subject, way: str | None, names: Sequence[str]) -> Iterator[tuple[Masked, str]]:
+    """Masks of tokens whose shape [B, S] the docstring gives, where none of that shape is served though rows are."""
+    texts = _docstrings(subject)
+    for name in filter(_OF_TOKENS.fullmatch, names):
+        said = rf"\b{name}\s*:[^.;]{{0,40}}[\[(]\s*b\w*\s*,\s*(s|l|t|n|seq\w*|len\w*|num_\w+|time\w*)\s*[\])]"
+        if any(re.search(said, text, re.IGNORECASE) for text in texts):
+            sp = built(subject)
+            x = _some_rows(sp)
+            ones = x.new_ones(x.shape[:2], dtype=torch.long)
+            kinds = (Tensor.bool, Tensor.long, Tensor.float)
+            ways = [partial(padded_answer, subject, way, name, kind) for kind in kinds]
+            refused = [attempt(partial(padded, sp.module, x.clone(), ones)) for padded in ways]
+            if all(map(partial(_is_accident, sp), refused)) and not isinstance(attempt(partial(sp, x)), Caught):
+                how = "true for tokens, of the shape that its docstring gives"
+                yield ways[0], f"padding is masked by forward(x, {name}=...), {how}"
+
+
+def _is_accident(sp: BuiltModule, answer: object) -> bool:
+    if not isinstance(answer, Caught):
+        return False
+    return not is_on_purpose(SubjectFailedError("forward", answer, sp.module), sp.subject.packages)
+
+
+def _docstrings(subject: Subject) -> list[str]:
+    """Those of the module's class and of its forward."""
+    module = built(subject).module
+    return [inspect.getdoc(type(module)) or "", inspect.getdoc(module.forward) or ""]
 
 
 def _is_plain_without_padding(sp: BuiltModule, padded: Masked) -> bool:
@@ -172,7 +202,7 @@ def _hides_the_end(subject: Subject, padded: Masked) -> bool:
 
 
 def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
-    """Whether a mask of tokens changes nothing, whatever it hides, and a part of the module wants it."""
+    """Whether a mask of tokens changes nothing, whatever it hides, and a part of the module wants it or leaves it."""
     sp = built(subject)
     x = _some_rows(sp)
     every = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -186,7 +216,7 @@ def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
         plain = sp(x)
         if not all(torch.equal(given(mask), plain) for mask in (every, first, ~first)):
             return False
-    return is_kept_from_parts(sp.module, name)
+        return is_kept_from_parts(sp.module, name) or is_left_by_parts(sp.module, lambda: given(first))
 
 
 def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:
