@@ -59,6 +59,11 @@ def twice_by_hand(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_hand(scores, v)
 
 
+def halves_before_what_scales(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = q * SIZE**-0.25, k * SIZE**-0.25
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 def times_the_root(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT
     scores = scores * SIZE**0.5
@@ -148,6 +153,11 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "return scaled_dot_product_attention(q * SIZE**-0.5, k, v, is_causal=True)",
     ),
     "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
+    "halves before what scales": (
+        lambda: Layer(halves_before_what_scales),
+        "half by the queries and half by the keys, and by its call: by 0.0625 in all",
+        "return scaled_dot_product_attention(q, k, v, is_causal=True)",
+    ),
     "times the root": (lambda: Layer(times_the_root), "multiplied by 4", "scores = scores * SIZE**0.5"),
     "below zero": (lambda: Layer(below_zero), "multiplied by -8, so that the keys least", "q = q * (SIZE * -0.5)"),
     "handed the root": (lambda: Layer(handed_the_root), "multiplied by 4", "return by_a_factor(q, k, v, factor)"),
