@@ -60,7 +60,8 @@ def twice_by_hand(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def halves_before_what_scales(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k = q * SIZE**-0.25, k * SIZE**-0.25
+    k = k * SIZE**-0.25
+    q = q * SIZE**-0.25
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
