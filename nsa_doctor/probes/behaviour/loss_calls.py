@@ -118,6 +118,12 @@ def moved_by_losses(sp: BuiltModule, batch: Batch, names: Sequence[str]) -> dict
     return found
 
 
+def ways_to_call(module: nn.Module) -> Iterator[LossCall]:
+    """Each way in which a loss of the module may be called by its names; none of them has been tried."""
+    for name, function in _functions(module):
+        yield from _ways(name, function)
+
+
 def _functions(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "forward", module.forward
     for name in dir(type(module)):

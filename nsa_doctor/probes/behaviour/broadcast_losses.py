@@ -1,0 +1,192 @@
+"""Which arithmetic in a loss broadcasts answers [B, 1] and targets [B] to each other, so that it is of all pairs."""
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import is_transformed, memory_of, tree_leaves, uncompiled
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state import preserved_state
+
+_LOSSES = re.compile(
+    r"(mse|l1|smooth_l1|huber|gaussian_nll|poisson_nll|soft_margin|hinge_embedding)_loss|kl_div|"
+    r"binary_cross_entropy(_with_logits)?"
+)
+_ARITHMETIC = re.compile(r"add|sub|subtract|mul|multiply|div|divide|true_divide")
+_ELEMENTWISE = re.compile(
+    r"abs|absolute|square|pow|neg|negative|exp|log|log1p|expm1|sqrt|rsqrt|relu|elu|leaky_relu|clamp|clamp_min|clamp_max|"
+    r"clip|sigmoid|tanh|softplus|logsigmoid|minimum|maximum|where|masked_fill|to|float|double|half|bfloat16|type|type_as|"
+    r"clone|contiguous|detach|cosh|logaddexp|erf"
+)
+_SECOND = re.compile(r"min|max")  # elementwise of two tensors, and of one the choice of a pair
+_SUMS = re.compile(r"mean|sum|nanmean|nansum")
+_VIEWS = re.compile(r"view|reshape|flatten|squeeze|unsqueeze|ravel|getitem")
+_ROOTS = frozenset(("backward", "grad"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broadcast:
+    """An operation on two tensors whose result has more values than either.
+
+    `is_of_pairs`: they have the same values but for axes of 1 that one of them lacks, and nobody asked for the pairs.
+    """
+
+    operation: str
+    shapes: tuple[torch.Size, torch.Size]
+    result: torch.Size
+    place: Place
+    is_of_pairs: bool
+
+    @property
+    def line(self) -> tuple[str, int]:
+        """The file and the line."""
+        return self.place.file, self.place.line
+
+
+def broadcasts(sp: BuiltModule, call: Callable[[], Any]) -> list[Broadcast] | Caught:
+    """Those of one call that nothing but elementwise functions, sums and means leads from to what is differentiated.
+
+    What is differentiated is what backward is called on, or else the numbers that the call returns.
+    """
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Watch(places)
+
+    def watched() -> Any:
+        with preserved_state(), torch.enable_grad(), uncompiled(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what is looked for
+            with places.watching(), watch:
+                return call()
+
+    with unobserved():
+        answer = attempt(watched)
+    return answer if isinstance(answer, Caught) else list(watch.differentiated(answer))
+
+
+class _Watch(TorchFunctionMode):
+    """Follows each broadcast; a function mode is a base class by torch's design."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self._places = places
+        self._spread: dict[int, tuple[Tensor, Broadcast]] = {}  # with the tensor, or its id would be another's
+        self._widened: dict[int, tuple[Tensor, tuple[str, str]]] = {}  # in which function an axis of 1 was asked for
+        self._numbers: list[tuple[Any, Broadcast]] = []
+        self._roots: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function and follow what it gives."""
+        name, given = _name_of(func), kwargs or {}
+        if name in _ROOTS:
+            self._roots += [leaf for leaf in tree_leaves(args[:1]) if isinstance(leaf, Tensor)]
+        answer = func(*args, **given)
+        if isinstance(answer, Tensor) and not is_transformed(answer):
+            tensors = [each for each in (*args, *given.values()) if isinstance(each, Tensor)]
+            self._note_axes(name, tensors, answer)
+            found = self._followed(name, tensors, answer) or self._new(name, tensors, given)
+            if found is not None and answer.numel() > 1:
+                self._spread[id(answer)] = answer, found
+            elif found is not None and answer.grad_fn is not None:
+                self._numbers.append((answer.grad_fn, found))
+        return answer
+
+    def differentiated(self, answer: Any) -> Iterator[Broadcast]:
+        """Those that what is differentiated was made of."""
+        returned = [leaf for leaf in tree_leaves(answer) if isinstance(leaf, Tensor) and leaf.numel() == 1]
+        nodes = _nodes_behind(self._roots or returned)
+        yield from (found for node, found in self._numbers if node in nodes)
+
+    def _followed(self, name: str, tensors: list[Tensor], answer: Tensor) -> Broadcast | None:
+        """The broadcast that an operation goes on with, unless it is given as many values that are not of it."""
+        known = [self._spread[id(each)][1] for each in tensors if id(each) in self._spread]
+        others = [each for each in tensors if id(each) not in self._spread]
+        if not known:
+            return None
+        is_elementwise = any(kind.fullmatch(name) for kind in (_ELEMENTWISE, _ARITHMETIC, _LOSSES))
+        is_elementwise |= _SECOND.fullmatch(name) is not None and len(tensors) > 1
+        most = max(math.prod(shape) for shape in known[0].shapes)
+        if is_elementwise and all(each.numel() <= most for each in others):
+            return known[0]
+        is_whole = _VIEWS.fullmatch(name) is not None and answer.numel() == tensors[0].numel()
+        return known[0] if is_whole or _SUMS.fullmatch(name) else None
+
+    def _new(self, name: str, tensors: list[Tensor], given: dict[str, Any]) -> Broadcast | None:
+        is_a_loss = _LOSSES.fullmatch(name) is not None
+        if len(tensors) < 2 or not (is_a_loss or _ARITHMETIC.fullmatch(name)):
+            return None
+        if any(id(each) in self._spread for each in tensors):  # what ended does not begin again
+            return None
+        first, second = tensors[:2]
+        result = torch.broadcast_shapes(first.shape, second.shape)
+        if min(first.numel(), second.numel()) < 2 or result.numel() <= max(first.numel(), second.numel()):
+            return None
+        place, is_own = self._places.here()
+        if not is_own:
+            return None
+        is_asked_for = given.get("reduction", "mean") == "none" or not is_a_loss
+        is_asked_for = is_asked_for and any(self._is_widened_in(each, place) for each in (first, second))
+        return Broadcast(
+            operation=name,
+            shapes=(first.shape, second.shape),
+            result=result,
+            place=place,
+            is_of_pairs=_has_the_same_axes(first, second) and not is_asked_for and not _is_the_same(first, second),
+        )
+
+    def _note_axes(self, name: str, tensors: list[Tensor], answer: Tensor) -> None:
+        first = tensors[0] if tensors else answer
+        if _VIEWS.fullmatch(name) and answer.numel() == first.numel() and _ones(answer) > _ones(first):
+            place = self._places.here()[0]
+            self._widened[id(answer)] = answer, (place.file, place.function)
+        elif id(first) in self._widened and answer.shape == first.shape:
+            self._widened.setdefault(id(answer), (answer, self._widened[id(first)][1]))
+
+    def _is_widened_in(self, tensor: Tensor, place: Place) -> bool:
+        return id(tensor) in self._widened and self._widened[id(tensor)][1] == (place.file, place.function)
+
+
+def _name_of(func: Any) -> str:
+    """A function's name, and that of an operator without what says on which side it stands: `add` of `__radd__`."""
+    name = str(getattr(func, "__name__", ""))
+    bare = name.strip("_")
+    bare = bare[1:] if bare != name and re.fullmatch(r"[ri](add|sub|mul|truediv|pow)", bare) else bare
+    return "div" if bare == "truediv" else bare
+
+
+def _ones(tensor: Tensor) -> int:
+    return sum(size == 1 for size in tensor.shape)
+
+
+def _has_the_same_axes(first: Tensor, second: Tensor) -> bool:
+    """Whether one has axes of 1 that the other lacks, and the same axes beside."""
+    sizes = [[size for size in each.shape if size != 1] for each in (first, second)]
+    return first.ndim != second.ndim and sizes[0] == sizes[1]
+
+
+def _is_the_same(first: Tensor, second: Tensor) -> bool:
+    """Whether the pairs are those of one tensor with itself."""
+    return memory_of(first) == memory_of(second) or torch.equal(first.detach().flatten(), second.detach().flatten())
+
+
+def _nodes_behind(roots: list[Tensor]) -> set[Any]:
+    waiting, seen = [root.grad_fn for root in roots if root.grad_fn is not None], set()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions if each is not None]
+    return seen
