@@ -213,6 +213,31 @@ def with_a_loss_of_targets(subject: Subject) -> Subject:
     return replace(subject, build=lambda seed: Rated(subject.build(seed), subject), forward=lambda module, x: module(x))
 
 
+class Recurrent(nn.Module):
+    """What a cell makes of the tokens, one by one."""
+
+    def __init__(self, inner: nn.Module, width: int) -> None:
+        super().__init__()
+        self.inner, self.cell = inner, nn.GRUCell(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D]."""
+        state, states = torch.zeros_like(x[:, 0]), []
+        for token in x.unbind(1):
+            state = self.cell(token, state)
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+def with_a_cell(subject: Subject) -> Subject:
+    """A recurrence behind it."""
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return cast("Tensor", module(subject.forward(cast("Any", module).inner, x)))
+
+    return replace(subject, build=lambda seed: Recurrent(subject.build(seed), subject.width), forward=forward)
+
+
 def with_a_choice(subject: Subject) -> Subject:
     """The channels of each token that are largest, and no others, are added once more."""
 

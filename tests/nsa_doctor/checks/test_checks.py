@@ -30,6 +30,7 @@ from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.offered import (
+    with_a_cell,
     with_a_choice,
     with_a_drop_path,
     with_a_loop,
@@ -216,6 +217,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD258": with_a_time,
     "FWD270": with_a_time,
     "FWD259": with_a_choice,
+    "FWD272": with_a_cell,
     "FWD260": with_attention,
     "FWD263": with_projections,
     "GRD214": with_a_loop,
