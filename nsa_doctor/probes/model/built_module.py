@@ -129,7 +129,8 @@ def randomise(module: nn.Module, seed: int) -> None:
                 moved = torch.where(parameter == 0, _from_zero(parameter) * noise, moved)
             if not bool(isfinite(moved.sum())):
                 moved = torch.where(isfinite(moved), moved, parameter)
-            parameter.copy_(moved)
+            once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in parameter.stride())  # if expanded
+            parameter[once].copy_(moved[once])
 
 
 def require_finite(output: Tensor, length: int) -> Tensor:
