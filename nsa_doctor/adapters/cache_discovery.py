@@ -1,4 +1,4 @@
-"""Finds out what can be done with a cache beside decoding: choose rows of it, remove last tokens, or copy it.
+"""Finds out what can be done with a cache beside decoding: choose rows, remove last tokens, copy it, or make it as new.
 
 By the names of methods, of the cache, of each part of a list of them, or of the module. One is taken where choosing
 every row, removing nothing, or a copy leaves the next step as it is.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.reset_discovery import with_resets
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
@@ -33,13 +34,14 @@ Changed = Callable[..., Any]
 
 
 def with_cache_methods(subject: Subject, module: nn.Module) -> Subject:
-    """The subject with the first method that reorders its cache, that crops it and that copies it, where there are."""
+    """The subject with the first method that reorders its cache, crops it, copies it and resets it, where there are."""
     if subject.prefill is None or subject.step is None:
         return subject
     cache = attempt(lambda: _prompt(subject)[2])
     subject = _offering(subject, "reorder", _reorderings(cache, module))
     subject = _offering(subject, "crop", _croppings(cache, module))
-    return _offering(subject, "fork", _copyings(cache, module))
+    subject = _offering(subject, "fork", _copyings(cache, module))
+    return with_resets(subject, module, cache)
 
 
 def _offering(subject: Subject, seam: str, ways: Iterable[tuple[str, Changed]]) -> Subject:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nsa_doctor.adapters.decoding_starts import Start, by_making, called_by, method_of, names_a_cache, num_required
-from nsa_doctor.adapters.decoding_way import Decoding, Prefill, Step
+from nsa_doctor.adapters.decoding_way import Decoding, Prefill, Step, read_by
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.perform import checked_answer
@@ -100,7 +99,7 @@ def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
             words = f"{name}(x, {second[0].name}=None)"
             yield Decoding(words, step_of, step_of, is_certain=True, goes_on=True, is_prompt_whole=True)
             flat = _step_of(name, is_flat=True, are_several=False)
-            read = _read_by(flat, lambda module, x: None)
+            read = read_by(flat, lambda module, x: None)
             flatly = f"{words} of a row's one token"
             yield Decoding(flatly, read, flat, is_certain=True, is_prompt_whole=True, num_rows=_ROWS)
 
@@ -131,7 +130,7 @@ def _by_a_first_state(subject: Subject, module: nn.Module) -> Iterator[Decoding]
                 one = _step_of(name, is_flat=is_flat, are_several=len(names) > 2)
                 yield Decoding(
                     f"{words} and {name}({', '.join(names)})" + (" of a row's one token" if is_flat else ""),
-                    read or _read_by(one, start),
+                    read or read_by(one, start),
                     one,
                     is_certain=True,
                     is_prompt_whole=read is not None,
@@ -168,16 +167,3 @@ def _step_of(name: str, *, is_flat: bool, are_several: bool) -> Step:
         return output, state
 
     return step
-
-
-def _read_by(step: Step, start: Start) -> Prefill:
-    """A prompt read token by token, from a first state."""
-
-    def read(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
-        state, outputs = start(module, x), []
-        for token in x.split(1, 1):
-            output, state = step(module, token, state)
-            outputs.append(output.clone())
-        return torch.cat(outputs, 1), state
-
-    return read

@@ -23,10 +23,11 @@ from nsa_doctor.adapters.decoding_starts import (
     num_layers,
     num_required,
 )
-from nsa_doctor.adapters.decoding_way import Decoding, Step
+from nsa_doctor.adapters.decoding_way import Decoding, Step, read_by
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.attention.decoding import ReadByTokens
+from nsa_doctor.probes.attention.reset_cache import ReadFrom
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state_fields import fields_of
 from nsa_doctor.subject.contract import Subject
@@ -128,7 +129,7 @@ def by_state_and_token(subject: Subject, module: nn.Module) -> Iterator[Decoding
             ):
                 yield Decoding(
                     f"{words} and {name}({', '.join(names)}){by}",
-                    ReadByTokens(_token_by_token(step, begun)),
+                    ReadByTokens(read_by(step, lambda module, x, begun=begun: _made(begun, module, x))),
                     step,
                     is_certain=True,
                     takes_a_token=True,
@@ -139,7 +140,7 @@ def by_state_and_token(subject: Subject, module: nn.Module) -> Iterator[Decoding
 def _way(words: str, step: Step, start: Start, *, goes_on: bool, **more: Any) -> Decoding:
     return Decoding(
         words,
-        lambda module, x: step(module, x, _made(start, module, x)),
+        ReadFrom(lambda module, x: _made(start, module, x), step),
         step,
         is_certain=False,
         goes_on=goes_on,
@@ -266,16 +267,3 @@ def _steps_of(name: str, start: Start, *, is_state_first: bool, of_ids: bool) ->
         yield " of a row's number", lambda module, x, states: of_each(module, x, states, make=number), each_started
     for by, make in ((" of one row", lambda row: row[None]), (" of one row's one token", lambda row: row)):
         yield by, lambda module, x, states, make=make: of_each(module, x, states, make=make), each_started
-
-
-def _token_by_token(step: Step, start: Start) -> Callable[[nn.Module, Tensor], tuple[Tensor, Any]]:
-    """A prompt read token by token, from a first state."""
-
-    def read(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
-        state, outputs = _made(start, module, x), []
-        for token in x.split(1, 1):
-            output, state = step(module, token, state)
-            outputs.append(output.clone())
-        return torch.cat(outputs, 1), state
-
-    return read

@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from nsa_doctor.probes.attention.reset_cache import ReadFrom
 
 Prefill = Callable[[nn.Module, Tensor], tuple[Tensor, Any]]
 Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
@@ -42,3 +45,16 @@ class Decoding:
     num_rows: int | None = None
     counts: Callable[[Any], Mapping[str, int]] | None = None
     others: tuple[tuple[Step, Step | None], ...] | None = None
+
+
+def read_by(step: Step, start: Callable[[nn.Module, Tensor], Any]) -> ReadFrom:
+    """A prompt that is read token by token, from a first state."""
+
+    def into(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        outputs = []
+        for token in x.split(1, 1):
+            output, state = step(module, token, state)
+            outputs.append(output.clone())
+        return torch.cat(outputs, 1), state
+
+    return ReadFrom(start, into)

@@ -18,6 +18,8 @@ SEAMS: Mapping[str, str] = {  # what stands behind "it offers no"
     "reorder": "way to reorder the rows of its cache",
     "crop": "way to crop its cache",
     "fork": "way to copy its cache",
+    "reset": "way to reset its cache",
+    "reset_rows": "way to reset rows of its cache",
     "packed": "way to pack sequences",
     "documents": "way to separate documents in a row",
     "padded": "way to mask padding",

@@ -88,6 +88,8 @@ class Subject:
     reorder(module, cache, rows): the cache of chosen rows [N] int64 of its batch, as beam search asks for; crop(module,
         cache, num_kept, num_removed): the cache without its last tokens, as a draft that is refused asks for. The cache
         given may be written to. fork(module, cache): a copy of it, so that either goes on without the other.
+    reset(module, cache): the cache as new, so that a prompt begins afresh with a step; reset_rows(module, cache, rows):
+        those of its rows as new where `rows` [B] is True, so that they begin afresh while the others go on.
     cache_reads(module, x): per step t and branch, the keys read in decoding the S tokens of x one by one:
         {branch: [B, G, S]}.
     packed(module, x, cu_seqlens): x [1, S, ...] holding sequences that start at cu_seqlens [N + 1] int32.
@@ -151,6 +153,8 @@ class Subject:
     reorder: Callable[[nn.Module, Any, Tensor], Any] | None = None
     crop: Callable[[nn.Module, Any, int, int], Any] | None = None
     fork: Callable[[nn.Module, Any], Any] | None = None
+    reset: Callable[[nn.Module, Any], Any] | None = None
+    reset_rows: Callable[[nn.Module, Any, Tensor], Any] | None = None
     packed: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     documents: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     padded: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None

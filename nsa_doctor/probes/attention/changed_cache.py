@@ -60,7 +60,7 @@ def departed(
         output, cache = _stepped(sp, token, cache)
         outputs.append(output[:, -1:])
     right = decode(sp, whole, eager).output[:, -num_steps:]
-    departing = departure(torch.cat(outputs, dim=1), right, _floor(right))
+    departing = departure(torch.cat(outputs, dim=1), right, floor_of(right))
     if departing is None:
         return None
     return Continued(departing, next((path for path in was if path in due and _differ(was, due, path)), ""))
@@ -85,10 +85,16 @@ def parted(sp: BuiltModule, prompt: Tensor, ways: tuple[Tensor, Tensor], fork: C
     for index, way in enumerate(ways):
         sizes = [prompt.shape[1] - 1, *[1] * (way.shape[1] + 1)]
         right = decode(sp, torch.cat((prompt, way), 1), sizes).output[:, -way.shape[1] :]
-        departing = departure(torch.cat(outputs[index], 1), right, _floor(right))
+        departing = departure(torch.cat(outputs[index], 1), right, floor_of(right))
         if departing is not None:
             return Parted(departing, written, is_of_copy=index == 0)
     return None
+
+
+def floor_of(right: Tensor) -> Tensor:
+    """How far each output [B, S, ...] may lie from what is right, [B, S]."""
+    scale = float(right.abs().max()) * _ROUNDINGS * torch.finfo(right.dtype).eps
+    return torch.full(right.shape[:2], scale, device=right.device)
 
 
 def _stepped(sp: BuiltModule, token: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -96,11 +102,6 @@ def _stepped(sp: BuiltModule, token: Tensor, cache: Any) -> tuple[Tensor, Any]:
     assert step is not None
     with torch.no_grad():
         return ask("step", lambda: step(sp.module, token.clone(), cache), sp.module)
-
-
-def _floor(right: Tensor) -> Tensor:
-    scale = float(right.abs().max()) * _ROUNDINGS * torch.finfo(right.dtype).eps
-    return torch.full(right.shape[:2], scale, device=right.device)
 
 
 def _differ(one: Any, other: Any, path: str) -> bool:

@@ -184,7 +184,7 @@ def with_padding(subject: Subject) -> Subject:
 
 
 def with_a_cache_of_tokens(subject: Subject) -> Subject:
-    """Its cache holds the tokens, which every step reads again: rows can be chosen, tokens removed, all copied."""
+    """Its cache holds the tokens, which every step reads again: rows chosen, tokens removed, all copied or dropped."""
 
     def step(module: nn.Module, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         whole = torch.cat((cache, x), dim=1)
@@ -197,6 +197,7 @@ def with_a_cache_of_tokens(subject: Subject) -> Subject:
         reorder=lambda module, cache, rows: cache[rows],
         crop=lambda module, cache, num_kept, num_removed: cache[:, :num_kept],
         fork=lambda module, cache: cache.clone(),
+        reset=lambda module, cache: cache[:, :0],
     )
 
 
@@ -233,6 +234,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "DEC113": with_a_cache_of_tokens,
     "DEC114": with_a_cache_of_tokens,
     "DEC115": with_a_cache_of_tokens,
+    "DEC116": with_a_cache_of_tokens,
 }
 
 
