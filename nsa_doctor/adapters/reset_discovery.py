@@ -71,16 +71,16 @@ def _whole(cache: Any, module: nn.Module, is_own: Callable[[Any], bool]) -> Iter
     """(words, the method, how it is called with the module and a cache) of each that takes no more."""
     parts = list(cache) if isinstance(cache, (list, tuple)) else []
     for name in _NAMES:
-        method = getattr(cache, name, None)
+        method = _method(cache, name)
         if is_own(method) and _takes(method, 0):
             yield f"its method {name}", method, lambda module, cache, *rows, name=name: _left(cache, name)
-        elif parts and all(is_own(each) and _takes(each, 0) for each in (getattr(one, name, None) for one in parts)):
+        elif parts and all(is_own(each) and _takes(each, 0) for each in (_method(one, name) for one in parts)):
 
             def each_part(module: nn.Module, cache: Any, *rows: Tensor, name: str = name) -> Any:
                 return type(cache)([_left(each, name) for each in cache])
 
             yield f"the method {name} of its parts", getattr(parts[0], name), each_part
-        method = getattr(module, name, None) if not hasattr(nn.Module, name) else None
+        method = _method(module, name) if not hasattr(nn.Module, name) else None
         if is_own(method) and any(names_a_cache(each) for each in _parameters(method)[:1]) and _takes(method, 1):
 
             def of_module(module: nn.Module, cache: Any, *rows: Tensor, name: str = name) -> Any:
@@ -100,7 +100,7 @@ def _whole(cache: Any, module: nn.Module, is_own: Callable[[Any], bool]) -> Iter
 def _by_rows(cache: Any, is_own: Callable[[Any], bool]) -> Iterator[tuple[str, Any, Changed]]:
     """(words, the method, how it is called with the module, a cache and rows [B] bool), as a mask, numbers, or each."""
     for name in _NAMES:
-        method = getattr(cache, name, None)
+        method = _method(cache, name)
         named = _parameters(method)[:1]
         if not (named and is_own(method) and named[0] in (*_MASKS, *_INDICES) and _takes(method, 1)):
             continue
@@ -119,6 +119,12 @@ def _by_rows(cache: Any, is_own: Callable[[Any], bool]) -> Iterator[tuple[str, A
         kinds = (masked, numbered, each) if named[0] in _MASKS else (numbered, each, masked)
         for change in kinds:
             yield f"its method {name}({named[0]})", method, change
+
+
+def _method(owner: Any, name: str) -> Any:
+    """What it has by that name, but for a property, which may do anything."""
+    is_property = isinstance(inspect.getattr_static(type(owner), name, None), property)
+    return None if is_property else getattr(owner, name, None)
 
 
 def _left(cache: Any, name: str, *given: Any) -> Any:

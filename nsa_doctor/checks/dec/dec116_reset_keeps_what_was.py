@@ -45,13 +45,14 @@ def run(subject: Subject) -> Iterator[Finding]:
     if not (subject.offers("reset") or subject.offers("reset_rows")):
         raise NotApplicableError(offers_no(("reset",)))
     sp = decoding_module(subject)
-    for prompt, steps in _LENGTHS if subject.profile != "smoke" else _LENGTHS[:1]:
+    is_brief = subject.profile == "smoke" or subject.is_slow
+    for prompt, steps in _LENGTHS[:1] if is_brief else _LENGTHS:
         if subject.max_length >= prompt + steps:
             try:
                 found = _all(sp, prompt, steps) or _rows(sp, prompt, steps)
             except SubjectFailedError as failure:
                 if failure.phase == OF_CHANGE and is_on_purpose(failure, subject.packages):
-                    return
+                    raise NotApplicableError(f"its reset refuses: {failure.caught.sentence}") from failure
                 raise
             yield from () if found is None else (found,)
             if found is not None:
@@ -67,7 +68,7 @@ def _all(sp: BuiltModule, prompt: int, steps: int) -> Finding | None:
     for beside, given in given_beside(sp, x, found_reset(seam)):
         found = remaining(sp, earlier, x, prompt, change, found_reset(seam), given)
         if found is not None:
-            field = f", and do not where {found.field} is as in a new one" if found.field else ""
+            field = f", and would not with {found.field} as in a new one" if found.field else ""
             words = (
                 f"a cache of {prompt + steps} tokens is reset, and another prompt{beside} and {steps} steps are read "
             )

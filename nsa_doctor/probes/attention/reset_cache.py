@@ -155,17 +155,19 @@ def rows_remaining(
 
 
 def _kept_field(changed: Callable[[], Any], new: Callable[[], Any], is_right_with: Callable[[Any], bool]) -> str:
-    """The first field of all layers that, put as it is in a new cache, mends what follows; empty where none does so."""
+    """The first field of all layers that, put as it is in a new cache, mends what follows, or the first of all that do.
+
+    Empty where they do not together.
+    """
     after, due = kept(fields_of(changed(), "cache")), kept(fields_of(new(), "cache"))
     groups: dict[str, list[Field]] = {}
     for path, field in after.items():
         if path not in due or _differ(field.value, due[path].value):
             groups.setdefault(_INDEX.sub("[]", path), []).append(field)
-    for fields in list(groups.values())[:_MOST_GROUPS]:
-        mended = attempt(lambda fields=fields: is_right_with(_with(changed(), fields, due)))
-        if mended is True:
-            return fields[0].path
-    return ""
+    mends = lambda fields: attempt(lambda: is_right_with(_with(changed(), fields, due))) is True  # noqa: E731
+    alone = next((fields[0].path for fields in list(groups.values())[:_MOST_GROUPS] if mends(fields)), "")
+    together = [field for fields in groups.values() for field in fields]
+    return alone or (f"{together[0].path} and others" if mends(together) else "")
 
 
 def _with(cache: Any, fields: list[Field], due: dict[str, Field]) -> Any:

@@ -50,12 +50,12 @@ def _two_memories(sp: BuiltModule, x: Tensor) -> Iterator[tuple[str, Tensor, Ten
             continue
         for make in of_vectors(sp, {"context"}):
             one = make(x)
-            if one.ndim == _OF_TOKENS and _are_told_apart(sp, x, name, one, 1 - one):
+            if one.ndim == _OF_TOKENS and _are_answered_apart(sp, x, name, one, 1 - one):
                 yield name, one, 1 - one
                 break
 
 
-def _are_told_apart(sp: BuiltModule, x: Tensor, name: str, *memories: Tensor) -> bool:
+def _are_answered_apart(sp: BuiltModule, x: Tensor, name: str, *memories: Tensor) -> bool:
     answers = []
     for each in memories:
         with giving(sp.module, {name: each}), torch.no_grad():

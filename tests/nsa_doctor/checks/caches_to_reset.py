@@ -248,7 +248,7 @@ class Means(nn.Module):
         return [self.kind() for _ in range(LAYERS)]
 
     def forward(self, x: Tensor, caches: Any = None) -> Tensor:
-        for layer, cache in zip(self.layers, caches or self.make_caches(), strict=True):
+        for layer, cache in zip(self.layers, caches or [self.kind() for _ in range(LAYERS)], strict=True):
             x = x + layer(cache.add(x))
         return x
 

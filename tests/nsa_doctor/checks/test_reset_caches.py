@@ -28,6 +28,7 @@ from tests.nsa_doctor.checks.caches_to_reset import (
     Means,
     Model,
     NoReset,
+    OfALayer,
     PeaksOfZero,
     ReturnsANew,
     Ring,
@@ -92,6 +93,28 @@ class HearsAgain(Hears):
         return super().forward(x, memory, cache)
 
 
+class OfTheFirst:
+    """Of several layers."""
+
+    def __init__(self) -> None:
+        self.layers = [OfALayer() for _ in range(LAYERS)]
+
+    def reset(self) -> None:
+        self.layers[0].reset()
+
+
+class InOne(Means):
+    """Caches of layers in an object."""
+
+    def make_cache(self) -> OfTheFirst:
+        return OfTheFirst()
+
+    def forward(self, x: Tensor, cache: Any = None) -> Tensor:
+        return super().forward(x, None if cache is None else cache.layers)
+
+    make_caches = None  # type: ignore[assignment]
+
+
 class Steps(nn.Module):
     """A prompt is read by a method, and the next tokens by another."""
 
@@ -140,6 +163,7 @@ FAULTY: dict[str, tuple[Callable[[], Any], str, str]] = {
     "of layers": (lambda: Means(KeepsTotal), "reset", "cache[0].total"),
     "peaks of zero": (lambda: Largest(PeaksOfZero), "reset", "cache.peak"),
     "by methods": (lambda: Steps(KeepsCount), "reset", "cache.seen"),
+    "of the first layer": (InOne, "reset", "cache.layers[1].total and others"),
     "what was heard": (lambda: Hears(CountsAgain), "reset", "cache.cross"),
     "a forward returns it": (lambda: Returns(CountingCache), "reset", "cache.seen"),
     "rows keep their count": (lambda: RowMeans(RowsOfSome), "reset", "cache.count"),

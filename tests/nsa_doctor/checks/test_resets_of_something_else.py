@@ -30,6 +30,13 @@ class Raises(Grown):
         raise NotImplementedError
 
 
+class RefusesLongOnes(Grown):
+    def reset(self) -> None:
+        if self.seen > 8:
+            raise ValueError("a cache of so many tokens is made again")
+        super().reset()
+
+
 class Asks(Grown):
     def reset(self, batch_size: int, max_length: int) -> None:  # type: ignore[override]
         self.keys = [None] * LAYERS
@@ -50,6 +57,10 @@ class OfParameters(NoReset):
 
     def empty(self) -> bool:
         return self.seen == 0
+
+    @property
+    def clear(self) -> bool:
+        raise RuntimeError("not yet")
 
 
 class Frees(NoReset):
@@ -177,3 +188,11 @@ def test_an_adapter_says_how_its_cache_is_reset() -> None:
     (finding,) = findings(subject_of(lambda: given(KeepsCount, reset_of)))
     assert finding.where.function == "reset_of"
     assert "12 of 12" not in finding.message
+
+
+def test_a_reset_that_refuses_is_left_alone() -> None:
+    subject = subject_of(lambda: Model(RefusesLongOnes))
+    assert subject.offers("reset")
+    found = run_check(registry.load("DEC116"), subject)
+    assert (found.verdict, found.findings) == (Verdict.SKIP, ())
+    assert "made again" in (found.reason or "")
