@@ -2,10 +2,12 @@
 
 Detects: a method that by its name ties parameters (`tie_weights`, `share_embeddings`, …), that would make one of two
 and does not run while the module is built: nothing names it, or the constructors of its neighbours in the file call
-theirs and this one does not.
+theirs and this one does not; and a layer whose weight begins as a copy of an embedding's, both of which are trained,
+where neither names nor comments say that two are wanted.
 Matters: two matrices are trained where one is meant; the model is larger, and not the one that checkpoints, papers and
 its neighbours have.
-Fix: call it at the end of `__init__` (`self.tie_weights()`), or remove it.
+Fix: call it at the end of `__init__` (`self.tie_weights()`), or remove it; give the parameter itself
+(`self.head.weight = self.embed.weight`), and no clone of it.
 
 Example:
     # faulty
@@ -33,6 +35,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.model.copied_weights import copied_weights
 from nsa_doctor.probes.model.untied_weights import untied_weights
 from nsa_doctor.subject.contract import Subject
 
@@ -48,6 +51,16 @@ def run(subject: Subject) -> Iterator[Finding]:
             ),
             where=each.place,
             evidence={"method": each.name, "parameters": f"{first},{second}"},
+            repro=command_for(subject, "GRD227"),
+        )
+    for copied in copied_weights(subject):
+        yield Finding(
+            message=(
+                f"{copied.head} begins as a copy of {copied.embedding}, in memory of its own: they are equal when the "
+                f"module is built, and are trained apart"
+            ),
+            where=copied.place,
+            evidence={"parameters": f"{copied.embedding},{copied.head}"},
             repro=command_for(subject, "GRD227"),
         )
 

@@ -238,6 +238,35 @@ def with_a_cell(subject: Subject) -> Subject:
     return replace(subject, build=lambda seed: Recurrent(subject.build(seed), subject.width), forward=forward)
 
 
+class Optimised(nn.Module):
+    """A module that makes its own optimizer."""
+
+    def __init__(self, inner: nn.Module, subject: Subject) -> None:
+        super().__init__()
+        self.inner, self.call = inner, subject.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D]."""
+        output: Tensor = self.call(self.inner, x)
+        return output
+
+    def configure_optimizers(self, weight_decay: float, learning_rate: float) -> torch.optim.Optimizer:
+        """Decay for matrices alone."""
+        trained = [each for each in self.parameters() if each.requires_grad]
+        groups = [
+            {"params": [each for each in trained if each.ndim > 1], "weight_decay": weight_decay},
+            {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=learning_rate)
+
+
+def with_an_optimizer(subject: Subject) -> Subject:
+    """It makes an optimizer of all of its parameters."""
+    return replace(
+        subject, build=lambda seed: Optimised(subject.build(seed), subject), forward=lambda module, x: module(x)
+    )
+
+
 def with_a_choice(subject: Subject) -> Subject:
     """The channels of each token that are largest, and no others, are added once more."""
 
