@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter, Line
@@ -54,32 +55,45 @@ class CopiedWeight:
 
 def copied_weights(subject: Subject) -> Iterator[CopiedWeight]:
     """Those of one shape that are trained apart, where a line of the subject's own copies one into the other."""
-    frames = FrameFilter(subject.packages)
-    watch = _Copies(frames)
-    seed_everything(subject.seed)
+    if not list(_pairs(_built(subject))):
+        return
+    watch = _Copies(FrameFilter(subject.packages))
     with watch, started() as codes:
-        module = ask("build", lambda: subject.build(subject.seed), None)
+        module = _built(subject)
     if nn.Module.load_state_dict.__code__ in codes:
         return  # its weights come from elsewhere
+    named, seen = dict(module.named_parameters()), set[str]()
+    for name, other in _pairs(module):
+        line = watch.line_between(memory_of(named[name]), memory_of(named[other]))
+        if line is not None and not _is_meant(line) and not seen & {name, other}:
+            seen |= {name, other}
+            path = _holder(module, name, other)
+            kind = type(module.get_submodule(path)).__name__
+            place = Place(module=path, module_class=kind, file=line.file, line=line.line, function=line.function)
+            yield CopiedWeight(name, other, place)
+
+
+def _built(subject: Subject) -> nn.Module:
+    seed_everything(subject.seed)
+    return ask("build", lambda: subject.build(subject.seed), None)
+
+
+def _pairs(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Names of an embedding's weight and a layer's that hold the same values, neither of which is shared itself."""
     embeddings, heads = _weights(module, nn.Embedding), _weights(module, nn.Linear)
     tied = {id(each) for each in embeddings.values()} & {id(each) for each in heads.values()}
-    seen: set[str] = set()
     for name, weight in heads.items():
         for other, table in embeddings.items():
-            if tied & {id(weight), id(table)} or seen & {name, other} or not _are_copies(weight, table):
-                continue
-            line = watch.line_between(memory_of(table), memory_of(weight))
-            if line is not None and not _is_meant(line):
-                seen |= {name, other}
-                path = _holder(module, name, other)
-                kind = type(module.get_submodule(path)).__name__
-                place = Place(module=path, module_class=kind, file=line.file, line=line.line, function=line.function)
-                yield CopiedWeight(other, name, place)
+            if not tied & {id(weight), id(table)} and _are_copies(weight, table):
+                yield other, name
 
 
 def _weights(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Parameter]:
-    found = {f"{path}.weight": part.weight for path, part in module.named_modules() if isinstance(part, kind)}
-    return {name: each for name, each in found.items() if isinstance(each, nn.Parameter) and each.requires_grad}
+    found = {f"{path}.weight".lstrip("."): part for path, part in module.named_modules() if isinstance(part, kind)}
+    weights = {name: dict(part.named_parameters(recurse=False)).get("weight") for name, part in found.items()}
+    return {
+        name: each for name, each in weights.items() if each is not None and each.requires_grad and not is_lazy(each)
+    }
 
 
 def _are_copies(one: Tensor, other: Tensor) -> bool:

@@ -92,15 +92,17 @@ def _walk_object(value: Any, found: Collected, seen: set[int], depth: int) -> No
     held = attempt(lambda: dict(vars(value)))
     if isinstance(held, Caught) or isinstance(value, nn.Module):
         raise TypeError(f"expected an optimizer or parameters, got {type(value).__name__}")
-    inner = [held[name] for name in ("optimizer", "_optimizer", "optimizers", "_optimizers") if name in held]
-    if not inner and any(_may_hold(each) for each in held.values()):
+    several = [each for value in held.values() for each in (value if isinstance(value, (list, tuple)) else [value])]
+    inner = [each for each in several if is_optimizer(each)]
+    inner += [held[name] for name in ("optimizer", "_optimizer", "optimizers", "_optimizers") if name in held]
+    if any(_may_hold(each) for each in (several if inner else held.values()) if not is_optimizer(each)):
         raise TypeError(f"expected an optimizer or parameters, got {type(value).__name__}")
     for each in inner:
         _walk(each, found, seen, depth + 1)
 
 
 def _may_hold(value: object) -> bool:
-    return isinstance(value, (Tensor, nn.Module, list, tuple, Mapping)) or is_optimizer(value)
+    return isinstance(value, (Tensor, nn.Module, list, tuple, Mapping))
 
 
 def _members(group: Mapping[str, Any]) -> Iterator[Tensor]:

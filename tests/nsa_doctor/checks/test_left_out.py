@@ -17,7 +17,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.worker.run_check import run_check
-from tests.nsa_doctor.checks.oddly_grouped import DIM, FAULTY, Base, Groups
+from tests.nsa_doctor.checks.oddly_grouped import DIM, FAULTY, Base, Generated, Groups
 from tests.nsa_doctor.small_subjects import small_subject
 
 
@@ -241,14 +241,6 @@ class Grouped(Base):
         return found
 
 
-class Generated(Base):
-    """One group for each parameter, as they are asked for."""
-
-    def param_groups(self) -> Iterator[dict[str, Any]]:
-        for name, each in self.named_parameters():
-            yield {"params": [each], "name": name}
-
-
 class Named(Base):
     """With names, as torch takes them."""
 
@@ -267,15 +259,27 @@ class Wrapped(Base):
         return Noam(AdamW(self.parameters(), lr=lr))
 
 
+class Scheduled(Base):
+    """With a schedule of its own."""
+
+    def get_optimizer(self, lr: float) -> Any:
+        class Warm:
+            def __init__(self, opt: Optimizer) -> None:
+                self.opt, self.rates = opt, [each["lr"] for each in opt.param_groups]
+
+        optimizer = AdamW(self.parameters(), lr=lr)
+        return optimizer, Warm(optimizer)
+
+
 class Hidden(Base):
     """In an object that does not show what it holds."""
 
     def get_optimizer(self, lr: float) -> Any:
         class Pair:
-            def __init__(self, *held: Optimizer) -> None:
+            def __init__(self, *held: Any) -> None:
                 self.held = held
 
-        return Pair(AdamW(self.out.parameters(), lr=lr), AdamW(self.into.parameters(), lr=lr)), [self.scale]
+        return Pair(AdamW(self.out.parameters(), lr=lr), self.into), [self.scale]
 
 
 def copied() -> nn.Module:
@@ -285,7 +289,7 @@ def copied() -> nn.Module:
 ASKED: list[Callable[[], nn.Module]] = [
     *(Complete, Frozen, FreezesThen, Unused, OfAdapters, OfItsHead, WithFrozenBackbone, TwoMethods, ByRates, PartOfAll),
     *(SeveralAtOnce, LayerWise, Marked, NamesOnly, TiedTwice, ListedTied, WithALoss, Holds, HoldsTwo, Grouped),
-    *(Generated, Named, Wrapped, copied, Flat),
+    *(Generated, Named, Wrapped, Scheduled, copied, Flat),
 ]
 NOT_ASKED: list[Callable[[], nn.Module]] = [Base, AsksForMore, Raises, OfAList, Hidden, Master]
 
