@@ -28,7 +28,7 @@ _GROUPS = r"(param|params|parameter|parameters)_?groups?"
 _NAME = re.compile(
     rf"_*({_DOING}_(\w+_)?optim(izer)?s?(_\w+)?|optim(izer)?_(grouped_)?(param|parameter)s?|optim_groups"
     rf"|optimizer_grouped_parameters|({_DOING}_)?(\w+_)?{_GROUPS}(_\w+)?|({_DOING}_)?grouped_(param|parameter)s"
-    rf"|{_DOING}_grouped_(param|parameter)s|(add|set)_weight_decay|(param|parameter)s_for_optim(izer)?)",
+    rf"|{_DOING}_grouped_(param|parameter)s|(add|set)_weight_decay|(weight_)?decay_groups|(param|parameter)s_for_optim(izer)?)",
     re.IGNORECASE,
 )
 _OF_A_PART = re.compile(
