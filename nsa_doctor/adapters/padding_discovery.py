@@ -91,7 +91,7 @@ def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Mas
 def _documented(subject: Subject, way: str | None, names: Sequence[str]) -> Iterator[tuple[Masked, str]]:
     """Masks of which the docstring says what is true in them, where that does nothing for rows without padding.
 
-    What they hide may show all the same: that is for FWD226 to say.
+    What they hide may show all the same: that is for a check to say.
     """
     sp, texts = built(subject), _docstrings(subject)
     for name in names:

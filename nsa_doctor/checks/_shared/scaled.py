@@ -23,9 +23,9 @@ def wrongly_scaled(scores: Scores) -> tuple[str, Place] | None:
         return f"{times} {usual:.4g} twice, in {where}: by {total:.4g} in all", twice[0].place
     halves = [factor for factor in scores.factors if _is(factor.value, usual**0.5)]
     if len(twice) == 1 and {factor.of for factor in halves} == {"query", "key"} and _is(total, usual**2):
-        lines = " and ".join(dict.fromkeys(str(factor.place.line) for factor in halves))
+        both_lines = " and ".join(dict.fromkeys(str(factor.place.line) for factor in halves))
         own = "by its call" if twice[0].is_default else f"in line {twice[0].place.line}"
-        both = f"in lines {lines}, half by the queries and half by the keys, and {own}"
+        both = f"in lines {both_lines}, half by the queries and half by the keys, and {own}"
         return f"{times} {usual:.4g} twice, {both}: by {total:.4g} in all", twice[0].place
     if scores.factors and _is(total, 1 / usual):
         return f"{times} {total:.4g}, their square root, which is to divide them", scores.factors[0].made
