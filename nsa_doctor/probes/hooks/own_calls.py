@@ -17,6 +17,7 @@ from nsa_doctor.probes.hooks.inverse_names import Role, roles_of, roles_of_mode
 _OWN = 3  # the rank of the subject's own code
 _MOST_CALLS = 6  # of one function of one owner
 _MOST_VALUES = 1 << 20
+_LONGEST_NAME = 60
 _OPTIONS = ("inverse", "invert", "undo")
 _VARIABLE = (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
 
@@ -73,8 +74,11 @@ def own_calls(frames: FrameFilter) -> Iterator[list[OwnCall]]:
     found: list[OwnCall] = []
     own: dict[CodeType, bool] = {}
     counts: dict[tuple[Any, ...], int] = {}
+    found_out: dict[tuple[Any, ...], bool] = {}
 
     def note(frame: FrameType, code: CodeType) -> None:
+        if not _is_beside_another(frame, code, found_out):
+            return
         call = _call_of(frame, code)
         if call is None or call.x.numel() > _MOST_VALUES:
             return
@@ -99,6 +103,21 @@ def own_calls(frames: FrameFilter) -> Iterator[list[OwnCall]]:
         yield found
     finally:
         sys.setprofile(before)
+
+
+def _is_beside_another(frame: FrameType, code: CodeType, found_out: dict[tuple[Any, ...], bool]) -> bool:
+    """Whether its class, its file or its caller has a function too that may undo it or that it may undo."""
+    kind = type(frame.f_locals.get(code.co_varnames[0])) if code.co_argcount else None
+    key = code, kind
+    if key not in found_out:
+        path = code.co_qualname.split(".")
+        around = frame.f_globals.get(path[0]) if len(path) > 1 else None
+        caller = frame.f_back.f_code if frame.f_back is not None else code
+        names = {*dir(kind), *dir(around), *frame.f_globals, *caller.co_varnames, *caller.co_cellvars}
+        roles = {replace(role, undoes=not role.undoes) for role in roles_of(code.co_name, code.co_qualname)}
+        is_other = any(roles & roles_of(name, code.co_qualname) for name in names if len(name) <= _LONGEST_NAME)
+        found_out[key] = code.co_name == "forward" or is_other
+    return found_out[key]
 
 
 def _call_of(frame: FrameType, code: CodeType) -> OwnCall | None:
