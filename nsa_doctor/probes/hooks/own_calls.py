@@ -15,7 +15,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.hooks.inverse_names import Role, roles_of, roles_of_mode
 
 _OWN = 3  # the rank of the subject's own code
-_MOST_CALLS = 6  # of one function of one owner
+_MOST_CALLS = 4  # of one function of one owner
 _MOST_VALUES = 1 << 20
 _LONGEST_NAME = 60
 _OPTIONS = ("inverse", "invert", "undo")
