@@ -23,6 +23,7 @@ from nsa_doctor.subject.contract import Subject
 MOST_FINDINGS = 3
 NUM_STEPS = 3
 _OWED = "a small step there changes the output in proportion"
+_DECIDING = 1e3  # times the size of a score, which is read on the host or compared alone
 MOST_TRIED = 24  # parameters stepped one by one
 _LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 131), "full": (3, 67, 131, 260, 521)}
 _LONGER = (131, 260)  # what is computed for a later part of a longer input shows in these
@@ -212,7 +213,8 @@ def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, inf
             return Unlearned((name,), decision.place, reason)
         return None
     is_used = bool(watch.last_unread.file)
-    is_left_out = is_used and not watch.reaches([*outputs, *_kept(sp.module)]) and not influence.of_large(parameter)
+    is_unread = is_used and not watch.reaches([*outputs, *_kept(sp.module)])
+    is_left_out = is_unread and not influence.of_large(parameter, times=_DECIDING)
     if is_left_out and all(_is_left_out(sp, parameter, length) for length in _LONGER):
         return _thrown_away(name, watch.place_of(parameter), watch.last_unread)
     return None

@@ -41,8 +41,8 @@ class Influence:
         ratio = float((whole[is_seen] / half[is_seen]).median())
         return _LEAST_RATIO <= ratio <= _LARGEST_RATIO
 
-    def of_large(self, parameter: nn.Parameter, keeps_sign: bool = False) -> bool:
-        """Whether replacing this parameter by other values of its size changes the output in half of its digits.
+    def of_large(self, parameter: nn.Parameter, keeps_sign: bool = False, times: float = 1.0) -> bool:
+        """Whether replacing this parameter by other values so many times its size changes half of the output's digits.
 
         With `keeps_sign` those of the same sign are tried: a norm forgets the size of what it is given, not its sign.
         """
@@ -50,7 +50,7 @@ class Influence:
         noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
         due = math.sqrt(self._eps) * float(self._base.abs().max()) + float(self._floor.max())
         for sign in (1, -1):
-            direction = sign * noise * _scale(parameter)
+            direction = sign * noise * _scale(parameter) * times
             if keeps_sign:
                 direction = torch.where(parameter == 0, direction, parameter.detach() * torch.expm1(sign * noise))
             if bool((self._change(parameter, direction) > due).any()):

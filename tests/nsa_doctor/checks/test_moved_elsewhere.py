@@ -71,6 +71,24 @@ class NeverHides(Masks):
         return (self(x) - x).square().mean()
 
 
+class Decides(nn.Module):
+    """A tag for each token is read on the host, as a path of best tags is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.start = nn.Linear(DIM, DIM), nn.Parameter(torch.randn(DIM) * 1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.layer(x)
+        tags = [[int(token.argmax()) for token in row] for row in (states.detach() + self.start).unbind()]
+        return states + nn.functional.one_hot(torch.tensor(tags), DIM).to(states)
+
+
+def test_what_decides_at_another_size_is_passed_over() -> None:
+    result = run_check(registry.load("GRD201"), embedding_subject(Decides))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
 @pytest.mark.parametrize(
     ("code", "make", "words"),
     [
