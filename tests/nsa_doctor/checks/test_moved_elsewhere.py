@@ -76,7 +76,7 @@ class Decides(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.start = nn.Linear(DIM, DIM), nn.Parameter(torch.randn(DIM) * 1e-5)
+        self.layer, self.start = nn.Linear(DIM, DIM), nn.Parameter(torch.randn(DIM) * 1e-4)
 
     def forward(self, x: Tensor) -> Tensor:
         states = self.layer(x)
