@@ -33,7 +33,9 @@ _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "true for padding": lambda keep: ~keep.bool(),  # of masks alone that are named after it
     "true for tokens, as [B, 1, 1, S]": lambda keep: keep.bool()[:, None, None],
 }
-_REAL = r"real|valid|present|actual|tokens?|elements?|observed|kept?"  # what is no padding
+_REAL = r"real|valid|present|actual|observed|non-?pad\w*"  # what is no padding
+_ELSE = re.compile(r"predict|hidden|hide|drop|ignor|masked|loss|count", re.IGNORECASE)  # what else a mask may be of
+_NEEDLESS = re.compile(r"not needed|does nothing|(padd\w*|behind|stands?) on the right|right[- ]padd", re.IGNORECASE)
 _MODES: dict[Mode, str] = {"eval": "", "train": ", in training mode alone"}
 Masked = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -61,6 +63,8 @@ def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Mas
         return shaped
     for name in names:
         meanings = {words: meant for words, meant in _MEANINGS.items() if "pad" in name or "padding" not in words}
+        if "pad" in name:  # as torch's own is; one with a guard against nothing but padding is served either way
+            meanings = {"true for padding": meanings["true for padding"]} | meanings
         ways = {words: (partial(padded_answer, subject, way, name, meant), meant) for words, meant in meanings.items()}
         if subject.answer is not None and name == "mask":  # it may be of what is pooled, or to be filled in
             hiding = [words for words in ways if attempt(partial(_hides_the_end, subject, ways[words][0])) is True]
@@ -94,12 +98,12 @@ def _documented(subject: Subject, way: str | None, names: Sequence[str]) -> Iter
     What they hide may show all the same: that is for a check to say.
     """
     sp, texts = built(subject), _docstrings(subject)
-    for name in names:
+    for name in filter(_OF_TOKENS.fullmatch, names):
         said = re.compile(
-            rf"\b{name}\b[^.;]{{0,40}}\b(true|ones?|1)\b[^.;]{{0,24}}?\b({_REAL}|pad\w*)\b", re.IGNORECASE
+            rf"\b{name}\b[^.;]{{0,40}}\b(true|ones?|1)\b[^.;]{{0,24}}?\b({_REAL}|pad\w*)\b[^.;]{{0,40}}", re.IGNORECASE
         )
         found = next(filter(None, map(said.search, texts)), None)
-        if found is None:
+        if found is None or _ELSE.search(found[0]) or any(map(_NEEDLESS.search, texts)):
             continue
         words = "true for padding" if found[2].lower().startswith("pad") else "true for tokens"
         padded = partial(padded_answer, subject, way, name, _MEANINGS[words])
@@ -111,7 +115,7 @@ def _shaped(subject: Subject, way: str | None, names: Sequence[str]) -> Iterator
     """Masks of tokens whose shape [B, S] the docstring gives, where none of that shape is served though rows are."""
     texts = _docstrings(subject)
     for name in filter(_OF_TOKENS.fullmatch, names):
-        said = rf"\b{name}\s*:[^.;]{{0,40}}[\[(]\s*b\w*\s*,\s*(s|l|t|n|seq\w*|len\w*|num_\w+|time\w*)\s*[\])]"
+        said = rf"\b{name}\s*:[^.;\[(]{{0,40}}[\[(]\s*b\w*\s*,\s*(s|l|t|n|seq\w*|len\w*|num_\w+|time\w*)\s*[\])]"
         if any(re.search(said, text, re.IGNORECASE) for text in texts):
             sp = built(subject)
             x = _some_rows(sp)

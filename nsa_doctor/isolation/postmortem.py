@@ -41,9 +41,10 @@ class HangHistory:
         Another call may have many more rows than the slowest pass so far. Once one has hung, more may, and a few times
         the slowest that did not is enough, but never less than a call on a busy machine may need.
         """
+        extended = max(seconds, min(_MOST_EXTENSION * seconds, _MORE_ROWS * self.slowest_pass))
         if self.has_hung:
-            return min(seconds, max(_LEAST_PATIENCE, _MARGIN * self.slowest_seconds))
-        return max(seconds, min(_MOST_EXTENSION * seconds, _MORE_ROWS * self.slowest_pass))
+            return min(extended, max(_LEAST_PATIENCE, _MARGIN * self.slowest_seconds))
+        return extended
 
     def knows(self, place: Place) -> Place:
         """The place, with its module where a line of the same function was seen in it."""

@@ -22,6 +22,7 @@ from nsa_doctor.subject.contract import Subject
 
 MOST_FINDINGS = 3
 NUM_STEPS = 3
+UNREACHED = "nothing computed from it reaches the output"
 _OWED = "a small step there changes the output in proportion"
 _DECIDING = 1e3  # times the size of a score, which is read on the host or compared alone
 MOST_TRIED = 24  # parameters stepped one by one
@@ -222,7 +223,7 @@ def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, inf
 
 def _thrown_away(name: str, used: Place, last: Place) -> Unlearned:
     """What is computed from a parameter and read by nothing, at the line that makes the last of it."""
-    reason = "nothing computed from it reaches the output"
+    reason = UNREACHED
     if (last.file, last.line) == (used.file, used.line):
         return Unlearned((name,), used, reason)
     return Unlearned((name,), last, f"{reason}; the last of it is made here, and read by nothing")

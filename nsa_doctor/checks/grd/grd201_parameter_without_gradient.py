@@ -18,7 +18,15 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.not_handed_on import moved_elsewhere
-from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass, cut_off, lengths_for, listed, trainable
+from nsa_doctor.checks._shared.unlearned import (
+    MOST_FINDINGS,
+    UNREACHED,
+    comparable_pass,
+    cut_off,
+    lengths_for,
+    listed,
+    trainable,
+)
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
@@ -39,7 +47,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if rounds and any(is_within(item.names[0], rounds) for item in found):
             yield note_of_rounds(sp, rounds)
             found = [item for item in found if not is_within(item.names[0], rounds)]
-        elsewhere, notes = moved_elsewhere(subject, [name for item in found for name in item.names])
+        idle = [name for item in found for name in item.names if item.reason.startswith(UNREACHED)]
+        elsewhere, notes = moved_elsewhere(subject, idle)
         yield from notes
         found = [item for item in found if not elsewhere.keys() >= set(item.names)]
         rest = sum(parameter.grad is not None for _, parameter in trainable(own.module))

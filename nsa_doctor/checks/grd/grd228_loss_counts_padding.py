@@ -32,7 +32,7 @@ from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _PADDING = 24, (0, 9, 4)
+_LENGTH, _PADDING = 24, (0, 4, 9)  # the longest first, as rows are packed
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 continue
             yield Finding(
                 message=f"the loss of {call.name}({', '.join(call.takes.values())}): {fault.words}, at S={length}",
-                where=origin(subject, sp.module, lambda call=call, batch=fault.batch: call.answer(sp, batch)),
+                where=origin(subject, sp.module, lambda fault=fault: fault.call.answer(sp, fault.batch)),
                 evidence={"loss": call.name, "length": length},
                 repro=command_for(subject, "GRD228"),
             )

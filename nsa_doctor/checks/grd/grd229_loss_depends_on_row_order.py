@@ -29,8 +29,14 @@ from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH = 12
-_ORDERS = ((2, 0, 1), (1, 2, 0), (1, 0, 2))
+_LENGTH = 17  # neither it nor its half is the number of rows
+_ORDERS = (  # that keep pairs of neighbours or of halves, threes, and the rows that stand opposite
+    (2, 3, 4, 5, 0, 1),
+    (1, 2, 0, 4, 5, 3),
+    (3, 4, 5, 0, 1, 2),
+    (5, 4, 3, 2, 1, 0),
+    (4, 0, 3, 5, 1, 2),
+)
 _CLOSE, _ROUNDINGS = 1e-3, 1e4
 
 

@@ -62,7 +62,7 @@ def _finding(sp: BuiltModule, found: Broadcast, loss: str) -> Finding:
     first, second = (list(shape) for shape in found.shapes)
     return Finding(
         message=f"{found.operation} broadcasts {first} and {second} to {list(found.result)}, and the loss of {loss} is "
-        "taken over all of them: each answer is compared with the targets of every other",
+        "taken over all of them: what each row has meets that of every other",
         where=in_subject(found.place, sp.module),
         evidence={"loss": loss, "operation": found.operation, "num_pairs": found.result.numel()},
         repro=command_for(sp.subject, "GRD230"),

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.hooks.receivers import Receiver
 
-_FOR_SHOW = re.compile(r"unused|ignor|not (?:\w+ )?(?:used|supported)|no effect", re.IGNORECASE)
+_FOR_SHOW = re.compile(
+    r"unused|ignor|not (?:\w+ )?(?:used|supported|needed)|no effect|compat|does nothing|\bdel \w*mask", re.IGNORECASE
+)
 
 _MASK = re.compile(r"(^|_)mask$")
 _ATTENDS = re.compile(r"scaled_dot_product_attention|softmax")

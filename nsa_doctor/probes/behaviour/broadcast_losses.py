@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
@@ -28,7 +30,7 @@ _ARITHMETIC = re.compile(r"add|sub|subtract|mul|multiply|div|divide|true_divide"
 _ELEMENTWISE = re.compile(
     r"abs|absolute|square|pow|neg|negative|exp|log|log1p|expm1|sqrt|rsqrt|relu|elu|leaky_relu|clamp|clamp_min|clamp_max|"
     r"clip|sigmoid|tanh|softplus|logsigmoid|minimum|maximum|where|masked_fill|to|float|double|half|bfloat16|type|type_as|"
-    r"clone|contiguous|detach|cosh|logaddexp|erf"
+    r"clone|contiguous|detach|cosh|logaddexp|erf|lt|le|gt|ge|eq|ne|__lt__|__le__|__gt__|__ge__"
 )
 _SECOND = re.compile(r"min|max")  # elementwise of two tensors, and of one the choice of a pair
 _SUMS = re.compile(r"mean|sum|nanmean|nansum")
@@ -152,11 +154,25 @@ class _Watch(TorchFunctionMode):
         if _VIEWS.fullmatch(name) and answer.numel() == first.numel() and _ones(answer) > _ones(first):
             place = self._places.here()[0]
             self._widened[id(answer)] = answer, (place.file, place.function)
-        elif id(first) in self._widened and answer.shape == first.shape:
+        elif id(first) in self._widened and answer.shape == first.shape and not _is_paired(tensors):
             self._widened.setdefault(id(answer), (answer, self._widened[id(first)][1]))
 
     def _is_widened_in(self, tensor: Tensor, place: Place) -> bool:
-        return id(tensor) in self._widened and self._widened[id(tensor)][1] == (place.file, place.function)
+        """Whether the function there, or one that called it, asked for an axis of the tensor."""
+        if id(tensor) not in self._widened:
+            return False
+        asked = self._widened[id(tensor)][1]
+        frame: FrameType | None = frame_above(1)
+        while frame is not None and asked != (place.file, place.function):
+            if (frame.f_code.co_filename, frame.f_code.co_name) == asked:
+                return True
+            frame = frame.f_back
+        return asked == (place.file, place.function)
+
+
+def _is_paired(tensors: list[Tensor]) -> bool:
+    """Whether it was given another tensor of its shape: what an axis was asked for is done with that."""
+    return any(each is not tensors[0] and each.shape == tensors[0].shape for each in tensors[1:])
 
 
 def _name_of(func: Any) -> str:

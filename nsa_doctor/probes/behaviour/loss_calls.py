@@ -17,12 +17,24 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 
 _LOSS = re.compile(r"(^|_)(loss|losses|nll|nlls)(_|$)")
+_OTHERWISE = re.compile(  # of a loss, and none
+    r"(save|plot|log|set|reset|dump|show|wait|print|report|register|init|build|make|create|load|update|add|write)_"
+    r"|.*(_fn|_func|_weights?|_scales?|_name|_type|_history|_meter|_path|backward.*)$"
+)
 _TARGETS = frozenset({"target", "targets", "label", "labels", "y", "ys", "tgt", "trg", "wanted", "answers", "gold"})
+_TAGS = frozenset({"tag", "tags"})
 _LENGTHS = re.compile(r"(.*_)?([a-z]?lens?|lengths?|num_(frames|tokens))")
 _OF_TARGETS = re.compile(r"(target|label|tgt|trg|text|token|y|out|output|u)s?_?(lens?|lengths?)")
-_MASKS = re.compile(r"(attention_|key_padding_|src_key_padding_|padding_|pad_|valid_|token_|src_|input_)?mask")
+_OF_OTHERS = re.compile(r"(prompt|prefix|context|cond|src|memory|mem|caption|answer|word|phone|decode|question)")
+_SURE_MASKS = re.compile(r"(attention_|key_padding_|src_key_padding_|padding_|pad_|valid_)mask")
+_MASKS = re.compile(r"(token_|src_|input_)?mask")  # of padding where forward takes one of the name
+_INPUTS = re.compile(
+    r"x|xs|z|h|u|s|inputs?(_ids|_values|_features|_embeds)?|ids|idx|tokens?|token_ids|src|source|features?|frames?|seq"
+    r"|sequences?|audios?|waves?|waveforms?|speech|images?|pixel_values|series|values|hidden(_states)?|states?|emb\w*"
+    r"|data|obs|observations?|signals?|samples?|text|texts|sentences?|words|events?"
+)
 _ANSWERS = re.compile(r"(y_)?(logits?|preds?|predictions?|outputs?|hat|log_?probs)")
-_FEWEST_LABELS = 3
+_FEW_LABELS = 4
 _DRAWS = 3
 
 
@@ -68,11 +80,12 @@ class LossCall:
         given: dict[str, Any] = {}
         for role, name in self.takes.items():
             if role == "targets":
-                given[name] = batch.targets
+                given[name] = None if batch.targets is None else batch.targets.clone()
             elif role == "mask":
                 given[name] = self.meant(batch.keep)
             else:
-                given[name] = (batch.lengths if role == "lengths" else batch.target_lengths).clone()
+                lengths = batch.lengths if role == "lengths" else batch.target_lengths
+                given[name] = lengths / batch.x.shape[1] if _is_of_shares(sp) else lengths.clone()
         x = sp(batch.x) if self.of_answers else batch.x.clone()
         seed_everything(sp.subject.seed + seed)
         with preserved_state(random_too=False):
@@ -89,7 +102,7 @@ def loss_calls(sp: BuiltModule, batch: Batch) -> Iterator[tuple[LossCall, Batch]
     for name, function in _functions(sp.module):
         tried = (
             (call, replace(batch, targets=targets))
-            for call in _ways(name, function)
+            for call in _ways(name, function, sp.module.forward)
             for targets in _targets(sp, call, batch)
         )
         served = (each for each in tried if attempt(partial(_serves, sp, function, *each)) is True)
@@ -106,63 +119,90 @@ def moved_by_losses(sp: BuiltModule, batch: Batch, names: Sequence[str]) -> dict
     for name, function in _functions(sp.module):
         tried = (
             attempt(partial(call.answer, sp, replace(batch, targets=targets), seed))
-            for call in _ways(name, function, is_alone=True)
+            for call in _ways(name, function, sp.module.forward, is_alone=True)
             for targets in _targets(sp, call, batch)
             for seed in range(_DRAWS)
         )
         for loss in tried:
             if isinstance(loss, Tensor) and loss.requires_grad and len(found) < len(parameters):
-                gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
-                given = [each is not None and bool((each != 0).any()) for each in gradients]
-                found |= {each: name for each, has_one in zip(parameters, given, strict=True) if has_one}
+                given = attempt(partial(_given_gradients, loss, parameters))
+                found |= dict.fromkeys(given, name) if isinstance(given, list) else {}
     return found
+
+
+def _given_gradients(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+    gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+    given = [each is not None and bool((each != 0).any()) for each in gradients]
+    return [name for name, has_one in zip(parameters, given, strict=True) if has_one]
+
+
+def _is_of_shares(sp: BuiltModule) -> bool:
+    """Whether its forward was found to take lengths as shares of the longest row."""
+    return any("share of its tokens" in note for note in sp.subject.notes)
 
 
 def ways_to_call(module: nn.Module) -> Iterator[LossCall]:
     """Each way in which a loss of the module may be called by its names; none of them has been tried."""
     for name, function in _functions(module):
-        yield from _ways(name, function)
+        yield from _ways(name, function, module.forward)
 
 
 def _functions(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Its forward, and the methods that by their name and first argument give a loss of an input or an answer."""
     yield "forward", module.forward
+    first = next(iter(_parameters(module.forward)), "")
     for name in dir(type(module)):
-        if _LOSS.search(name) and not hasattr(nn.Module, name):
-            function = inspect.getattr_static(type(module), name)
-            if inspect.isfunction(function) or isinstance(function, (staticmethod, classmethod)):
+        if not _LOSS.search(name) or _OTHERWISE.match(name) or hasattr(nn.Module, name):
+            continue
+        function = inspect.getattr_static(type(module), name)
+        if inspect.isfunction(function) or isinstance(function, (staticmethod, classmethod)):
+            own = next(iter(_parameters(getattr(module, name))), "")
+            if own and (own == first or _INPUTS.fullmatch(own) or _ANSWERS.fullmatch(own)):
                 yield name, getattr(module, name)
 
 
-def _ways(name: str, function: Callable[..., Any], *, is_alone: bool = False) -> Iterator[LossCall]:
-    """How it may be called: with all that it takes of these, with a mask of each kind; with none if it `is_alone`."""
-    parameters = attempt(lambda: list(inspect.signature(function).parameters.values()))
-    if isinstance(parameters, Caught) or not parameters:
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    found = attempt(lambda: inspect.signature(function).parameters)
+    return {} if isinstance(found, Caught) else found
+
+
+def _ways(
+    name: str, function: Callable[..., Any], forward: Callable[..., Any], *, is_alone: bool = False
+) -> Iterator[LossCall]:
+    """How it may be called: with all that it takes of these, or what it has to be given of them; with a mask of each
+    kind, and with none of these if it `is_alone`.
+    """
+    every = list(_parameters(function).values())
+    if not every:
         return
+    first, parameters = every[0], every[1:]
     takes: dict[str, str] = {}
-    for each in parameters[1:]:
-        if (role := _role(each.name)) is not None:
+    for each in parameters:
+        if (role := _role(each.name, forward)) is not None:
             takes.setdefault(role, each.name)
-    required = {each.name for each in parameters[1:] if each.default is each.empty and each.kind <= each.KEYWORD_ONLY}
+    required = {each.name for each in parameters if each.default is each.empty and each.kind <= each.KEYWORD_ONLY}
     is_too_little = "targets" not in takes if name == "forward" else not (takes or is_alone)
     if is_too_little or not required <= set(takes.values()):
         return
-    kinds: list[Callable[[Tensor], Tensor]] = [Tensor.bool]
-    if "mask" in takes:
-        is_of_padding = "pad" in takes["mask"]
-        kinds = [Tensor.logical_not] if is_of_padding else [Tensor.bool, Tensor.long, Tensor.float]
-    for meant in kinds:
-        yield LossCall(name, takes, meant, _ANSWERS.fullmatch(parameters[0].name) is not None)
+    optional = [role for role, each in takes.items() if role != "targets" and each not in required]
+    fewer = [{role: each for role, each in takes.items() if role != left} for left in optional]
+    for given in [takes, *(each for each in fewer if each or is_alone)]:
+        kinds: list[Callable[[Tensor], Tensor]] = [Tensor.bool]
+        if "mask" in given:
+            kinds = [Tensor.logical_not] if "pad" in given["mask"] else [Tensor.bool, Tensor.long, Tensor.float]
+        for meant in kinds:
+            yield LossCall(name, given, meant, _ANSWERS.fullmatch(first.name) is not None)
 
 
-def _role(name: str) -> str | None:
+def _role(name: str, forward: Callable[..., Any]) -> str | None:
     lower = name.lower()
     if _OF_TARGETS.fullmatch(lower):
         return "target_lengths"
     if _LENGTHS.fullmatch(lower):
-        return "lengths"
-    if _MASKS.fullmatch(lower):
+        return None if _OF_OTHERS.match(lower) else "lengths"
+    if _SURE_MASKS.fullmatch(lower) or (_MASKS.fullmatch(lower) and name in _parameters(forward)):
         return "mask"
-    return "targets" if _TARGETS & set(lower.split("_")) else None
+    return "targets" if (_TARGETS | _TAGS) & set(lower.split("_")) else None
 
 
 def _targets(sp: BuiltModule, call: LossCall, batch: Batch) -> Iterator[Tensor | None]:
@@ -173,10 +213,12 @@ def _targets(sp: BuiltModule, call: LossCall, batch: Batch) -> Iterator[Tensor |
     generator = torch.Generator().manual_seed(sp.subject.seed + 1)
     output = sp(batch.x)
     rows, length = batch.x.shape[:2]
-    labels = max(_FEWEST_LABELS, output.shape[-1])
+    channels = output.shape[-1]
+    ranges = [(1, channels - 1) if channels > _FEW_LABELS else (0, max(2, channels)), (0, 2)]
     shapes = [(rows, length), (rows, length // 2), (rows,)]
     for shape in shapes[1:2] if "target_lengths" in call.takes else shapes:
-        yield torch.randint(1, labels - 1, shape, generator=generator).to(batch.x.device)
+        for least, beyond in ranges:
+            yield torch.randint(least, beyond, shape, generator=generator).to(batch.x.device)
     yield torch.randn(output.shape, generator=generator).to(output)
 
 
@@ -185,7 +227,7 @@ def _serves(sp: BuiltModule, function: Callable[..., Any], call: LossCall, batch
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Using a target size")
         first, second = call(sp, whole), call(sp, whole, seed=1)
-        if not bool(first.isfinite()) or not torch.equal(first, second):
+        if not bool(first.isfinite()) or not bool(first) or not torch.equal(first, second):
             return False
         optional = {
             role: name
@@ -199,10 +241,11 @@ def _serves(sp: BuiltModule, function: Callable[..., Any], call: LossCall, batch
 
 
 def _number_of(answer: Any) -> Tensor:
-    """The number in an answer: itself, the first of several, or what is called the loss. Raises TypeError."""
-    named = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", answer)
+    """The number in an answer: itself, the only one of several, or what is called the loss. Raises TypeError."""
+    is_mapping = isinstance(answer, Mapping)
+    named = answer.get("loss", answer.get("total_loss")) if is_mapping else getattr(answer, "loss", answer)
     each = named if isinstance(named, (tuple, list)) else [named]
     numbers = [part for part in each if isinstance(part, Tensor) and part.numel() == 1 and part.is_floating_point()]
-    if not numbers:
+    if len(numbers) != 1:
         raise TypeError(f"expected a number, got {type(answer).__name__}")
     return numbers[0]

@@ -29,12 +29,16 @@ _LENGTH = 12
 _FEWER = 6  # times fewer values than the input has make a statistic
 _SEEDS = (0, 1, 2)
 _ABOVE = 3  # lines of comments
-_SAID = re.compile(
-    r"\b(no|not|nothing|never|without|stops?|stopped|cuts?|blocks?|only|constant)\b[^.]{0,60}\bgradients?\b"
-    r"|\bgradients?\b[^.]{0,60}\b(stops?|ends?|cut|not|no|never|only|last|constant)\b"
-    r"|\bdetach|stop[-_ ]?grad",  # of truncation more is asked
+_SAID = re.compile(  # of truncation more is asked
+    r"\b(carr(y|ies)|ha(s|ve)|gets?|receives?|with|takes?|flows?|of) no gradients?\b|\bwithout (a )?gradients?\b"
+    r"|\bnothing\b[^.]{0,30}\b(carries|has|gets|receives) (a )?gradients?\b"
+    r"|\bno gradients? (flows?|passes|reach(es)?|goes|comes|is|are)\b"
+    r"|\bgradients? ((is|are) (cut|stopped|blocked|not)|stops?|ends?|(do|does) not (flow|pass|reach|go|come))\b"
+    r"|\b(the last|last \w+) (alone |only )?ha(s|ve) (a )?gradients?\b|stop[-_ ]?grad|\bdetach(es|ed)?\b"
+    r"|\b(not?|never|don't|without) (be )?back[- ]?prop\w*",
     re.IGNORECASE,
 )
+_OF_ANOTHER = re.compile(r"vanish|explod|checkpoint|clip|accumulat|memory.effic", re.IGNORECASE)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -161,7 +165,8 @@ def _is_said(file: str, line: int) -> bool:
         if not text.lstrip().startswith("#"):
             break
         comments.append(text.partition("#")[2])
-    return any(_SAID.search(text) for text in (*comments, *_docstrings(file, line)))
+    sentences = (each for text in (*comments, *_docstrings(file, line)) for each in re.split(r"[.;]\s", text))
+    return any(_SAID.search(each) and not _OF_ANOTHER.search(each) for each in sentences)
 
 
 @lru_cache

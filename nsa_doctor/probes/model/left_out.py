@@ -20,7 +20,7 @@ from nsa_doctor.probes.hooks.turned_away import Conditions
 from nsa_doctor.probes.internal import memory_of
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.offered_optimizers import Builder, builders
-from nsa_doctor.probes.model.optimizer_answers import Collected, collected
+from nsa_doctor.probes.model.optimizer_answers import Collected, collected, is_optimizer
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.subject.contract import Subject
@@ -32,6 +32,10 @@ _PART_OF_NAME = re.compile(
     r"vectors?|bias(es)?|norms?|no_?decay|decay_params?|router|experts?|teacher|student|ema|aux|new|pretrained|slow|"
     r"fast|large|small|sparse|dense|text|vision|visual|image|audio|extra|other|rest|classifier|projector|codebook|"
     r"trainable|meta|inner|outer|alpha|arch|quant\w*|scales?|temperature|logit\w*|pos\w*|stage\w*|partial|last)(_|$)"
+)
+_DEPENDS = re.compile(  # a choice that its caller or the module's settings make, of which one is seen
+    r"freez|\bstages?\b|\bphase|\btrain_(?!config|cfg|conf|args)|skip|\bonly|_only|backbone|world_size|\brank\b|keywords|exclude|\bname\s*[:=]"
+    r"|\bif (not )?self\.\w+(\s*[=!<>:]|\s+(and|or|is))"
 )
 _ON_PURPOSE = re.compile(
     r"\bonly\b|exclud|except\b|\blora|adapter|muon|\bfreez(e|ing)|ignor|subset|left out|leav\w+ out|\bomit|"
@@ -126,6 +130,7 @@ def _ask(subject: Subject, builder: Builder) -> _Asked:
         with watch.watching():
             answer = attempt(lambda: collected(builder.call(holder)))
         found = _Asked(builder, holder, watch, _trained(holder))
+        beside = _kept_by(holder)
     if isinstance(answer, Caught):
         if not builder.is_method or not _REFUSED.search(answer.sentence):
             raise answer.error
@@ -133,7 +138,20 @@ def _ask(subject: Subject, builder: Builder) -> _Asked:
         found.twice = [""]
         return found
     _compare(found, answer, root)
+    found.held |= {name for name, each in found.named.items() if id(each) in beside}
     return found
+
+
+def _kept_by(holder: nn.Module) -> set[int]:
+    """Ids of what optimizers step that the module keeps, beside the one that is asked for."""
+    kept: set[int] = set()
+    for value in vars(holder).values():
+        several = (
+            value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+        )
+        for each in filter(is_optimizer, several):
+            kept |= {id(one) for group in each.param_groups for one in group["params"]}
+    return kept
 
 
 def _compare(found: _Asked, answer: Collected, root: nn.Module) -> None:
@@ -191,7 +209,7 @@ def _prefix(path: str) -> str:
 
 def _is_meant_whole(builder: Builder) -> bool:
     """Whether neither its name nor what its source says in words is about some parameters alone."""
-    if builder.of_a_part or _PART_OF_NAME.search(builder.name.lower()):
+    if builder.of_a_part or _PART_OF_NAME.search(builder.name.lower()) or _DEPENDS.search(builder.text):
         return False
     if not builder.is_method and _OF_PART_FILES.search(Path(builder.line.file).stem.lower()):
         return False

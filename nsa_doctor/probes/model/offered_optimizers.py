@@ -37,7 +37,9 @@ _OF_A_PART = re.compile(
 )
 _REACHING_OUT = re.compile(
     r"init_process_group|deepspeed|torch\.distributed|\bdist\.|\binput\(|subprocess|urlopen|download|from_pretrained|"
-    r"torch\.(load|save)|wandb|makedirs|mkdir|\bopen\(|os\.system|sys\.exit|\bexit\(|barrier\(|\.cuda\("
+    r"torch\.(load|save)|wandb|makedirs|mkdir|\bopen\(|os\.system|sys\.exit|\bexit\(|barrier\(|\.cuda\(|write_(text|bytes)"
+    r"|touch\(|unlink|os\.(remove|rename|replace|rmdir)|rmtree|chdir|environ|putenv|Thread\(|Process\(|np\.save|argv|sleep\("
+    r"|SummaryWriter|FileHandler|pickle|socket|requests\.|signal\.|setattr\(|torch\.backends|while True"
 )
 _SPEAKING = re.compile(r"optim|param|weight_decay")
 _OWN = 3  # the rank of the subject's own code
@@ -183,7 +185,23 @@ def _arguments(function: Callable[..., Any], holder: nn.Module) -> dict[str, Any
 
 def _is_harmless(function: Callable[..., Any], text: str) -> bool:
     """Whether its source can be read, and by it reaches for nothing outside."""
-    return bool(text) and _REACHING_OUT.search(text) is None and not inspect.iscoroutinefunction(function)
+    if not text or inspect.iscoroutinefunction(function):
+        return False
+    return not any(_REACHING_OUT.search(each) for each in (text, *_called_beside(function, text)))
+
+
+def _called_beside(function: Callable[..., Any], text: str) -> Iterator[str]:
+    """The sources of functions and classes beside it that it names, and of those that these name."""
+    beside = getattr(inspect.unwrap(function), "__globals__", {})
+    waiting, seen = [text], set[str]()
+    while waiting:
+        for name in set(re.findall(r"\w+", waiting.pop())) - seen:
+            seen.add(name)
+            found: Any = beside.get(name)
+            is_own = inspect.isroutine(found) or inspect.isclass(found)
+            if is_own and getattr(found, "__module__", "") == beside.get("__name__"):
+                waiting.append(_source(found))
+                yield waiting[-1]
 
 
 def _source(function: Callable[..., Any]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from nsa_doctor.core.errors import Caught, attempt
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, range)
 _OF_SCHEDULES = frozenset({"lr_scheduler", "lr_schedulers", "scheduler", "schedulers", "monitor"})
+_MOST = 100_000  # of what is gone through
 _DEEPEST = 6
 
 
@@ -77,7 +79,7 @@ def _walk(value: Any, found: Collected, seen: set[int], depth: int) -> None:
             if name not in _OF_SCHEDULES:
                 _walk(each, found, seen, depth + 1)
     elif isinstance(value, (list, tuple, set, frozenset, Iterator)):
-        held = list(value)
+        held = list(islice(value, _MOST))
         if held and all(isinstance(each, Mapping) and "params" in each for each in held):
             found.together.append([each for group in held for each in _members(group)])
             return

@@ -158,6 +158,8 @@ def handed_from(first: OwnCall, y: Watched, second: OwnCall) -> Sources | None:
         return None
     found: Sources = {}
     for name, value in second.others.items():
+        if isinstance(value, (tuple, list, Mapping)) and any(True for _ in tensors_in(value)):
+            return None  # several in one, which are those of another call
         if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
             continue
         if value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all()):

@@ -72,6 +72,14 @@ class SaidOfAnother(Layer):
         return self.layer(x) + kept + Lost.apply(self.gate(x))  # here
 
 
+class SaysAnother(Layer):
+    """Activations are checkpointed, so that gradients do not vanish; supports gradient checkpointing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.gate(x).detach()  # here
+        return self.layer(x) * kept.sigmoid()
+
+
 class OfAParameter(Layer):
     """The gradient of one parameter is cut."""
 
@@ -147,7 +155,7 @@ def test_a_cut_that_is_meant_is_a_note(make: Callable[[], nn.Module]) -> None:
     assert "its source says" in result.notes[0] or "statistic of the input" in result.notes[0]
 
 
-@pytest.mark.parametrize("make", [OfWeights, OfTokens, OfAParameter, SaidOfAnother, LosesBehind])
+@pytest.mark.parametrize("make", [OfWeights, OfTokens, OfAParameter, SaysAnother, SaidOfAnother, LosesBehind])
 def test_any_other_is_found(make: Callable[[], nn.Module]) -> None:
     (finding,) = run_check(registry.load("GRD101"), embedding_subject(make)).findings
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding

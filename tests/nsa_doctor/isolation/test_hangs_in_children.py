@@ -171,3 +171,5 @@ def test_many_rows_of_a_slow_module_have_the_time_they_need(slowest: float, give
     examined = supervisor("hangs:spins", timeout=30.0)
     examined.history.slowest_pass = slowest
     assert examined._patience(30.0) == given
+    examined.history.has_hung, examined.history.slowest_seconds = True, given
+    assert examined._patience(30.0) == given
