@@ -27,6 +27,7 @@ from nsa_doctor.probes.numerics.undone import (
     moves_along_axes,
     places_of,
     reads_more,
+    rebuilt,
     watched,
 )
 
@@ -154,8 +155,12 @@ class _TwoCalls:
         """What the second makes of what the first gave."""
         changed: dict[str, Any] = {self._second.first: given.y}
         for name, (kind, source) in self._sources.items():
+            own = self._second.arguments[name]
+            if kind == "answers":
+                changed[name] = rebuilt(own, iter([given.beside[place] for place in source]))
+                continue
             value = first.arguments[source] if kind == "argument" else given.beside[source]
-            changed[name] = value.reshape(self._second.arguments[name].shape)
+            changed[name] = value.reshape(own.shape) if isinstance(own, Tensor) else value
         return watched(self._second.given(changed), self._frames)
 
     def _is_steady(self, back: Tensor) -> bool:
@@ -199,7 +204,8 @@ class _TwoCalls:
                     tensor.copy_(_moved(name, tensor, generator))
         size = float(first.x.std()) or 1.0
         used = sorted({source for kind, source in self._sources.values() if kind == "argument"})
-        moved = {name: _moved(name, first.arguments[name], generator) for name in used}
+        given = {name: first.arguments[name] for name in used}
+        moved = {name: _moved(name, each, generator) for name, each in given.items() if isinstance(each, Tensor)}
         return first.given({first.first: first.x * (_STRETCH / size) + _AWAY, **moved})
 
 

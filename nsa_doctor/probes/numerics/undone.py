@@ -158,8 +158,12 @@ def handed_from(first: OwnCall, y: Watched, second: OwnCall) -> Sources | None:
         return None
     found: Sources = {}
     for name, value in second.others.items():
-        if isinstance(value, (tuple, list, Mapping)) and any(True for _ in tensors_in(value)):
-            return None  # several in one, which are those of another call
+        if isinstance(value, (tuple, list, dict)) and (leaves := list(tensors_in(value))):
+            held = _held_in_one(leaves, first, y)
+            if held is None:
+                return None
+            found[name] = held
+            continue
         if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
             continue
         if value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all()):
@@ -170,6 +174,28 @@ def handed_from(first: OwnCall, y: Watched, second: OwnCall) -> Sources | None:
             return None
         found[name] = ("argument", given) if given is not None else ("answer", answered)
     return found
+
+
+def _held_in_one(leaves: list[Tensor], first: OwnCall, y: Watched) -> tuple[str, Any] | None:
+    """Where several tensors in one are from: an argument of the first that holds them, or parts of its answer."""
+    for name, other in first.others.items():
+        own = list(tensors_in(other)) if isinstance(other, (tuple, list, dict)) else []
+        if len(own) == len(leaves) and all(map(_is_same, leaves, own)):
+            return "argument", name
+    places = [next((at for at, other in enumerate(y.beside) if _is_same(leaf, other)), None) for leaf in leaves]
+    return None if None in places else ("answers", places)
+
+
+def rebuilt(value: Any, leaves: Iterator[Tensor]) -> Any:
+    """The same tuples, lists and mappings around other tensors, in the order in which they stand there."""
+    if isinstance(value, Tensor):
+        return next(leaves).reshape(value.shape)
+    if isinstance(value, dict):
+        return {name: rebuilt(each, leaves) for name, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        made = [rebuilt(each, leaves) for each in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    return value
 
 
 def _is_for_the_same(first: OwnCall, second: OwnCall) -> bool:

@@ -229,7 +229,28 @@ class Rolled(nn.Module):
         return self.unshift(self.shift(x, 3).tanh(), 3)
 
 
+class HandsBothWrongly(nn.Module):
+    """Statistics are handed on in one, and the mean is added first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(DIM, DIM)
+
+    def normalize(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True) + 1e-6
+        return (x - mean) / std, (mean, std)
+
+    def denormalize(self, x: Tensor, stats: tuple[Tensor, Tensor]) -> Tensor:
+        mean, std = stats
+        return (x + mean) * std  # here
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, stats = self.normalize(x)
+        return self.denormalize(self.mix(y), stats)
+
+
 FAULTY: dict[str, tuple[Any, str]] = {
+    "both-in-one": (HandsBothWrongly, "denormalize does not give back what normalize was given"),
     "merge-without-transpose": (MergedWithoutTranspose, "merge_heads does not give back what split_heads"),
     "split-without-transpose": (SplitWithoutTranspose, "split_heads takes places of one axis for those of another"),
     "combined-in-another-order": (CombinedInAnotherOrder, "_combine_heads does not give back"),
