@@ -2,7 +2,8 @@
 
 Detects: a loss of the module, by a method or a forward that takes targets, lengths or a mask of tokens, which other
 tokens in the padding change, which falls as there is more padding because its mean is taken over that too, or whose
-mean counts targets that are -100 and to be ignored. A sum is left alone, and one that draws at random.
+mean counts targets that are -100, where its source speaks of ignoring. A sum is left alone, and one that draws at
+random.
 Matters: the same rows give another loss and other gradients by what they happen to be batched with; short rows count
 less than long ones, and what is learnt depends on the bucket.
 Fix: take the loss where there is a target, and divide by how many there are.

@@ -27,7 +27,7 @@ _IGNORING = re.compile(r"ignor|-100\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PaddingFault:
-    """What padding does to a loss, in words, and a batch that shows it."""
+    """What padding does to a loss, in words, and a batch and a way to ask that show it."""
 
     words: str
     batch: Batch
