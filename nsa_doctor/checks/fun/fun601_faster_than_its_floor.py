@@ -41,7 +41,7 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
 
 def _too_fast(subject: FunctionSubject, timed: Speed, timing: Timing) -> Finding:
     own, idle, least = min(timing.own), min(timing.idle), timed.rate.seconds(timing.work)
-    with_others = seconds_with_other_values(subject, timed.problem, timing.kind)
+    with_others = seconds_with_other_values(subject, timed, timing.kind)
     reason = "it does not do all of its work"
     if with_others is not None and with_others > max(_ALREADY * own, least / 2):
         reason = f"with values that it was not called with before it takes {short_seconds(with_others)}"

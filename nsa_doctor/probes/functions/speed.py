@@ -42,12 +42,16 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What was timed, and the rate of the machine in the same rounds; `beside` names what it was timed beside."""
+    """What was timed, and the rate of the machine in the same rounds; `beside` names what it was timed beside.
+
+    `called` keeps the tensors that were timed, so that no other values come to lie at their addresses.
+    """
 
     problem: Problem
     rate: Rate
     timings: tuple[Timing, ...]
     beside: str
+    called: Called
 
 
 def speed(subject: FunctionSubject) -> Speed:
@@ -77,14 +81,18 @@ def speed(subject: FunctionSubject) -> Speed:
         beside_it = _passes(other, has_gradients=subject.has_gradients) if is_beside else ()
         for timing, passed in zip(timings, beside_it, strict=False):
             timing.plain.append(passed.seen)
-    return Speed(problem=problem, rate=reached, timings=tuple(each for each in timings if each.own), beside=beside)
+    timed = tuple(each for each in timings if each.own)
+    return Speed(problem=problem, rate=reached, timings=timed, beside=beside, called=own)
 
 
-def seconds_with_other_values(subject: FunctionSubject, problem: Problem, kind: str) -> float | None:
-    """The best pass of that kind in seconds, each with values that it was not called with before; None for no pass."""
+def seconds_with_other_values(subject: FunctionSubject, timed: Speed, kind: str) -> float | None:
+    """The best pass of that kind in seconds, each with values that it was not called with before; None for no pass.
+
+    They lie at addresses that it was not called with before either: what keeps an answer may know it by those alone.
+    """
     found = []
-    for seed in range(61, 64):
-        racer = Called(subject, problem_of(subject, problem.shape, Draw(seed=seed)))
+    draws = [problem_of(subject, timed.problem.shape, Draw(seed=seed)) for seed in range(61, 64)]
+    for racer in [Called(subject, problem) for problem in draws]:
         passed = attempt(lambda racer=racer: list(_passes(racer, has_gradients=subject.has_gradients)))
         passes = [] if isinstance(passed, Caught) else passed
         found += [each.seen for name, each in zip(("forward", "backward"), passes, strict=False) if name == kind]

@@ -93,6 +93,22 @@ def test_a_pass_that_takes_less_than_its_arithmetic_is_found(function: Any, reas
     assert finding.repro.startswith("nsa-doctor run")
 
 
+def test_other_values_never_lie_where_those_that_were_timed_lay() -> None:
+    lay: dict[int, None] = {}
+
+    def seen(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+        if q.shape[-2] == 2048:
+            lay[q.data_ptr()] = None
+        return attend(q, k, v, is_causal)
+
+    subject = subject_of(seen, "sdpa", "causal")
+    timed = speed.speed(subject)
+    first = [*lay][-1]
+    lay.clear()
+    assert speed.seconds_with_other_values(subject, timed, "forward") is not None
+    assert len({*lay, first}) == 4
+
+
 def test_what_serves_no_long_input_is_not_timed_and_need_not_be() -> None:
     result = judge(FUN601, subject_of(of_few_tokens, "sdpa", "causal"))
     assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
