@@ -138,6 +138,25 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def part_at(root: nn.Module, path: str) -> nn.Module:
+    """The module at a path of `named_modules`; raises AttributeError where there is none.
+
+    Public: `get_submodule`, which takes a method for it where both have one name (a ParameterList `parameters`).
+    """
+    part: Any = root
+    for name in filter(None, path.split(".")):
+        if name not in getattr(part, MODULES):
+            raise AttributeError(f"{type(part).__name__} holds no module {name!r}")
+        part = getattr(part, MODULES)[name]
+    return cast("nn.Module", part)
+
+
+def parameter_at(root: nn.Module, name: str) -> nn.Parameter:
+    """The parameter of that name of `named_parameters`, as `part_at`. Public: `get_parameter`."""
+    path, _, last = name.rpartition(".")
+    return cast("nn.Parameter", getattr(part_at(root, path), PARAMETERS)[last])
+
+
 def memory_of(tensor: Tensor) -> int:
     """Tells one piece of memory from another: of the storage, or of the tensor itself where it has none."""
     return storage_key(tensor.untyped_storage()) if tensor.layout == torch.strided else id(tensor)

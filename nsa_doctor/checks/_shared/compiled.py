@@ -14,6 +14,7 @@ from nsa_doctor.probes.gradients.askings import Gradients
 from nsa_doctor.probes.hooks.lines_apart import at_line_beside
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.reached_lines import Lines
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.compiled_copy import CompiledCopy, compiled_copy
 from nsa_doctor.probes.numerics.compare import Baseline
@@ -61,7 +62,7 @@ def place_of_departure(base: Baseline, whole: CompiledCopy, expected: Gradients 
     innocent: Lines = {}
     while (inner := _wrong_part(base, part, expected, innocent)) is not None:
         part, copied = inner
-    place = replace(definition_place(root.get_submodule(part)), module=part)
+    place = replace(definition_place(part_at(root, part)), module=part)
     for called in copied.operators:
         if called.line not in innocent.get(called.file, ()):
             place = replace(place, file=called.file, line=called.line, function=called.function)
@@ -88,7 +89,7 @@ def _wrong_part(
 
 def _parts_in(root: nn.Module, part: str) -> Iterator[str]:
     """The parts directly in one, or in its lists, which are never called."""
-    for name, inner in root.get_submodule(part).named_children():
+    for name, inner in part_at(root, part).named_children():
         path = f"{part}.{name}" if part else name
         if isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
             yield from _parts_in(root, path)

@@ -9,6 +9,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.lines_apart import in_its_file
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.imitated_half import half_passes
 from nsa_doctor.probes.numerics.rounded_pass import passed
@@ -76,10 +77,10 @@ def conversion_place(pair: Twins, path: str) -> Place:
         path = path.rpartition(".")[0]
     wide = pair.wide.input(length_of(sp.subject), _ROWS)
     low = wide.to(pair.dtype) if wide.is_floating_point() else wide
-    place = replace(definition_place(sp.module.get_submodule(path)), module=path)
+    place = replace(definition_place(part_at(sp.module, path)), module=path)
     with unobserved():
         return in_its_file(sp.subject, place, partial(passed, sp, low), partial(passed, pair.wide, wide))
 
 
 def _is_torchs(pair: Twins, path: str) -> bool:
-    return type(pair.low.module.get_submodule(path)).__module__.startswith("torch.")
+    return type(part_at(pair.low.module, path)).__module__.startswith("torch.")

@@ -22,6 +22,7 @@ from nsa_doctor.probes.gradients.half_slopes import (
     largest_jump,
 )
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
@@ -105,6 +106,6 @@ def _place(root: nn.Module, name: str) -> Place:
     if name == INPUT:
         return definition_place(root)
     path = name.split(".")[:-1]
-    while path and type(root.get_submodule(".".join(path))).__module__.startswith("torch."):
+    while path and type(part_at(root, ".".join(path))).__module__.startswith("torch."):
         path.pop()
-    return replace(definition_place(root.get_submodule(".".join(path))), module=".".join(path))
+    return replace(definition_place(part_at(root, ".".join(path))), module=".".join(path))

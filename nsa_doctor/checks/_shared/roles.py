@@ -4,6 +4,8 @@ from collections.abc import Collection
 
 from torch import nn
 
+from nsa_doctor.probes.internal import part_at
+
 
 def unlike_beside(root: nn.Module, name: str, alike: Collection[str]) -> str:
     """The same parameter of another layer of a list, which is none of these: what it is given makes it so; or empty."""
@@ -16,6 +18,6 @@ def _role(root: nn.Module, name: str) -> tuple[str, ...]:
     """The parts of a parameter's name, without where it stands in lists of modules or parameters."""
     parts, role = name.split("."), list[str]()
     for index, part in enumerate(parts):
-        holder = root.get_submodule(".".join(parts[:index]))
+        holder = part_at(root, ".".join(parts[:index]))
         role.append("#" if isinstance(holder, (nn.ModuleList, nn.ParameterList)) else part)
     return tuple(role)

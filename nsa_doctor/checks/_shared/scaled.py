@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.score_scale import Scores
+from nsa_doctor.probes.internal import part_at
 
 _ALIKE = 1e-4  # of two factors
 
@@ -88,7 +89,7 @@ def unscaled(scores: Scores, root: nn.Module) -> str:
 
 def _held(root: nn.Module, place: Place, usual: float) -> str:
     """The attribute of the module there that is the usual factor and is named after scaling; empty for none."""
-    module = root.get_submodule(place.module) if place.module_class else root
+    module = part_at(root, place.module) if place.module_class else root
     held = {**vars(module), **dict(module.named_buffers(recurse=False))}
     for name, value in held.items():
         number = float(value) if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1) else 0.0

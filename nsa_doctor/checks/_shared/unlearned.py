@@ -16,6 +16,7 @@ from nsa_doctor.probes.gradients.roundings import Roundings
 from nsa_doctor.probes.gradients.stuck import freed_together, is_zero
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors, holders, roots_of
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import LEARNING_RATE, Pass, forward_backward
 from nsa_doctor.subject.contract import Subject
@@ -187,7 +188,7 @@ def placed(place: Place, names: Sequence[str], module: nn.Module) -> Place:
     path = owners[0]
     while not all(f"{owner}.".startswith(f"{path}.") for owner in owners) and path:
         path = path.rpartition(".")[0]
-    holder = module.get_submodule(path)
+    holder = part_at(module, path)
     is_own = not type(holder).__module__.startswith("torch.")
     line = definition_place(holder) if is_own and not place.file else place
     return replace(line, module=path, module_class=type(holder).__name__)

@@ -18,6 +18,7 @@ from nsa_doctor.probes.gradients.stuck import is_zero
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, read_beside, read_for_nothing, taken_in_place_of
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import holders, roots_of
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.stepping import step
@@ -99,7 +100,7 @@ def _used_beside(root: nn.Module, found: Idle, looked: Looked, called: frozenset
     """
     holder, _, own = found.path.rpartition(".")
     pattern = re.compile(re.sub(r"(^|\\\.)\d+(?=\\\.|$)", r"\1\\d+", re.escape(holder)))
-    kind = type(root.get_submodule(holder))
+    kind = type(part_at(root, holder))
     alike = [path for path, part in root.named_modules() if pattern.fullmatch(path) and type(part) is kind]
     alike = [f"{path}.{own}" for path in alike if path in called]
     used = [like for like in alike if any(name == like or name.startswith(f"{like}.") for name in looked.used)]
@@ -256,7 +257,7 @@ def is_mentioned(root: nn.Module, path: str) -> bool:
     a container is not named, and what goes through the container passes it by.
     """
     owner, _, name = path.rpartition(".")
-    holder = root.get_submodule(owner)
+    holder = part_at(root, owner)
     if isinstance(holder, _CONTAINERS) or read_for_nothing(holder, name) is not None:
         return False
     methods = [value for kind in type(holder).__mro__ if kind is not nn.Module for value in vars(kind).values()]
@@ -299,6 +300,6 @@ def line_left_out(root: nn.Module, found: Idle) -> tuple[Place, str]:
 def _holder_of(root: nn.Module, found: Idle) -> tuple[str, nn.Module]:
     """The nearest module above it that is no container, whose forward leaves it out, and its path."""
     path = found.path.rpartition(".")[0]
-    while isinstance(root.get_submodule(path), _CONTAINERS) and path:
+    while isinstance(part_at(root, path), _CONTAINERS) and path:
         path = path.rpartition(".")[0]
-    return path, root.get_submodule(path)
+    return path, part_at(root, path)

@@ -30,6 +30,7 @@ from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.imitated_autocast import autocast_pass, imitated_pass
@@ -57,7 +58,7 @@ def _examine(subject: Subject, half: str) -> Finding | Note | None:
         return _raised(subject, failure, half)
     if found is None or other is None:
         return None
-    x, place = sp.input(_length(subject), _ROWS), definition_place(sp.module.get_submodule(found.path))
+    x, place = sp.input(_length(subject), _ROWS), definition_place(part_at(sp.module, found.path))
     ways = partial(autocast_pass, sp, x, getattr(torch, half)), partial(passed, sp, x)
     with unobserved():  # the line that runs under autocast alone, where there is one
         place = at_line_apart(subject, replace(place, module=found.path), *ways)

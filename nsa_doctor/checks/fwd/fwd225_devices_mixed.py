@@ -30,6 +30,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.gpu_passes import Passed, Refusal, difference, of_one_device, passes_on
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.device_ledger import CPU
 from nsa_doctor.subject.contract import Subject
@@ -77,7 +78,7 @@ def _differing(subject: Subject, length: int, result: Passed, expected: Passed, 
     if isinstance(again, Refusal) or difference(again, expected, eps) is not None:
         return
     module = built(subject).module
-    place = replace(definition_place(module.get_submodule(found.module)), module=found.module)
+    place = replace(definition_place(part_at(module, found.module)), module=found.module)
     ways = (partial(passes_on, subject, [each.device], length) for each in (result, expected))
     there, here = ("a GPU", "the CPU") if expected.device == CPU else ("a second GPU", "the first")
     yield Finding(

@@ -23,6 +23,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.only_ways import OnlyWay, has_layers, only_way
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
@@ -52,7 +53,7 @@ def _running(root: nn.Module, found: OnlyWay) -> nn.Module:
     path, layer = found.layer_path, found.layer
     while path and isinstance(layer, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
         path = path.rpartition(".")[0]
-        layer = root.get_submodule(path)
+        layer = part_at(root, path)
     return layer
 
 

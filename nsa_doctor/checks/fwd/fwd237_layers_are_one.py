@@ -26,7 +26,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
-from nsa_doctor.probes.internal import NORMS_BY_BATCH
+from nsa_doctor.probes.internal import NORMS_BY_BATCH, part_at
 from nsa_doctor.subject.contract import Subject
 
 _ON_PURPOSE = re.compile(  # as words of a name, and with a capital inside one
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if part is None:
             continue
         owner, _, name = path.rpartition(".")
-        holder = root.get_submodule(owner)
+        holder = part_at(root, owner)
         if _ON_PURPOSE.search(f"{path} {type(holder).__name__}") or _is_on_purpose(holder):
             continue
         line = line_that_makes(holder, name) if name else None

@@ -27,6 +27,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import counted
 from nsa_doctor.probes.behaviour.expert_rows import line_that_gives, summed_slots
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
@@ -44,7 +45,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         if slots is None:
             continue
         place = line_that_gives(sp, x, slots.given) or definition_place(sp.module)
-        kind = type(sp.module.get_submodule(slots.name)).__name__
+        kind = type(part_at(sp.module, slots.name)).__name__
         yield Finding(
             message=f"{slots.name or kind} is given {slots.num_tokens} rows that are tokens, and beside them "
             f"{counted(slots.num_sums, 'sum')} of two tokens ({mode} mode): two share a slot",

@@ -26,6 +26,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.expert_rows import line_that_gives
 from nsa_doctor.probes.behaviour.routed_rows import Routed, routed
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
@@ -42,8 +43,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     if wrong:
         first, count = wrong[0], len(wrong) - 1
         more = f"; nor do those of {count} more" if count else ""
-        place = line_that_gives(sp, x, first.given) or definition_place(sp.module.get_submodule(first.name))
-        kind = type(sp.module.get_submodule(first.name)).__name__
+        place = line_that_gives(sp, x, first.given) or definition_place(part_at(sp.module, first.name))
+        kind = type(part_at(sp.module, first.name)).__name__
         yield Finding(
             message=f"the experts of {first.name or 'the module'} do not follow {first.router}: {_how(first)}{more}",
             where=in_subject(replace(place, module=first.name, module_class=kind), sp.module),

@@ -27,6 +27,7 @@ from nsa_doctor.core.text import counted
 from nsa_doctor.probes.gradients.detached_params import PathWatch
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders, roots_of
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
@@ -89,7 +90,7 @@ def _held_by(root: nn.Module, found: Sequence[Holder], ways: Sequence[str]) -> s
     """Which attributes hold them, and the line that makes the first."""
     names = list(dict.fromkeys(each.attribute for each in found))
     attributes = f"attribute {names[0]}" if len(names) == 1 else f"attributes {_few(names)}"
-    made = line_that_makes(root.get_submodule(found[0].module), found[0].attribute)
+    made = line_that_makes(part_at(root, found[0].module), found[0].attribute)
     at = f", made at {PurePath(made.file).name}:{made.line}" if made is not None else ""
     return f"held by the {attributes} of {found[0].module_class} ({_few(ways)}){at}"
 

@@ -29,6 +29,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.first_steps import of_first_steps
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -77,7 +78,7 @@ def _place(root: nn.Module, found: Idle) -> tuple[Place, str]:
     """The idle module at the line that leaves it out, and why that is the line."""
     path = found.path if found.path not in found.names else found.path.rpartition(".")[0]
     line, why = line_left_out(root, found)
-    return replace(line, module=path, module_class=type(root.get_submodule(path)).__name__), why
+    return replace(line, module=path, module_class=type(part_at(root, path)).__name__), why
 
 
 def planted(subject: Subject) -> Subject:

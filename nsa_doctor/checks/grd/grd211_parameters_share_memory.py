@@ -24,7 +24,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.internal import memory_of
+from nsa_doctor.probes.internal import memory_of, part_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -40,7 +40,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     (first, _), (second, parameter), count = shared[0]
     more = f", as do {len(shared) - 1} further pairs" if len(shared) > 1 else ""
     owner, _, name = second.rpartition(".")
-    holder = module.get_submodule(owner)
+    holder = part_at(module, owner)
     line = line_that_makes(module, owner.partition(".")[0] or name)
     place = replace(definition_place(module), module=owner, module_class=type(holder).__name__)
     yield Finding(

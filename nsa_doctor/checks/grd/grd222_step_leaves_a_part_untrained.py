@@ -26,6 +26,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.numbers_taken import first_number_taken
+from nsa_doctor.probes.internal import parameter_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.stepping import Step, step
 from nsa_doctor.probes.model.training import forward_backward, new_optimizer
@@ -69,7 +70,7 @@ def _untrained(module: nn.Module, steps: list[Step], wanted: Set[str]) -> str | 
         return None
     parts = {path: _names(module, path) for path, _ in module.named_modules() if path}
     sizes = {
-        path: sum(module.get_parameter(name).numel() for name in names)
+        path: sum(parameter_at(module, name).numel() for name in names)
         for path, names in parts.items()
         if len(names) >= _FEWEST and held.issuperset(names) and trained.isdisjoint(names)
         if not wanted.isdisjoint(names)

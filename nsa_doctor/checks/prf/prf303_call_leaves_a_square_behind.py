@@ -27,6 +27,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_bytes
 from nsa_doctor.probes.cost.left_behind import Attribute, Left, left_behind, square_left_behind, where_left
 from nsa_doctor.probes.hooks.attribute_lines import line_that_fills
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -62,7 +63,7 @@ def _place(subject: Subject, held: Attribute, length: int) -> Place:
     """The line that fills the attribute; where its class has none, the one that allocated most of it."""
     path, name = held
     sp = built(subject)
-    holder = sp.module.get_submodule(path)
+    holder = part_at(sp.module, path)
     if (line := line_that_fills(holder, name)) is None:
         return where_left(sp, length)
     kind = type(holder).__name__

@@ -14,6 +14,7 @@ from nsa_doctor.probes.attention.decoding import answer_to_part, departing_line,
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, Write
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.model.state import seed_everything
@@ -138,7 +139,7 @@ class Ways:
             self._state.restore()
         if found is None or path is None:
             return found
-        kind = type(self.sp.module.get_submodule(path)).__name__
+        kind = type(part_at(self.sp.module, path)).__name__
         return replace(found, place=replace(found.place, module=path, module_class=kind))
 
     def depart(self, one: Way, other: Way) -> Departure | None:

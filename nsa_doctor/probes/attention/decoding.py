@@ -17,6 +17,7 @@ from nsa_doctor.probes.attention.stepped_operations import Taken, first_unlike
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
@@ -151,7 +152,7 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
     cache = None if not before else decode(sp, x[:, :start], before).cache
     if path is None:
         return found or origin(sp.subject, sp.module, last)
-    child = sp.module.get_submodule(path)
+    child = part_at(sp.module, path)
     taken = Taken(start, end, x.shape[1])
     line = found or first_unlike(sp, child, lambda: sp(x), lambda: last()[0], taken)
     return replace(line or definition_place(child), module=path, module_class=type(child).__name__)

@@ -18,7 +18,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import uncompiled
+from nsa_doctor.probes.internal import parameter_at, part_at, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.subject.contract import Subject, WrongOutputError
@@ -278,7 +278,7 @@ class _Finder(TorchFunctionMode):
         if lay_out is None or lay_out(weights).shape[-1] > (_MOST_WEIGHTS if is_softmax else _MOST_SWITCHES):
             return
         path = logits.parameters[0].rpartition(".")[0]
-        where = Place(module=path, module_class=type(self._module.get_submodule(path)).__name__)
+        where = Place(module=path, module_class=type(part_at(self._module, path)).__name__)
         line = self._places.here()[0]
         where = Place(**{**vars(line), "module": where.module, "module_class": where.module_class})
         parameters = tuple(dict.fromkeys(logits.parameters))
@@ -367,7 +367,7 @@ def last_parameters(output: Tensor, module: nn.Module) -> tuple[str, ...]:
             leaf = getattr(node, "variable", None)
             found += [names[id(leaf)]] if id(leaf) in names else []
             following += [each for each, _ in node.next_functions]
-        if found and any(module.get_parameter(name).ndim > 1 for name in found):
+        if found and any(parameter_at(module, name).ndim > 1 for name in found):
             break
         level = following
     return tuple(dict.fromkeys(found))

@@ -10,6 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.score_watch import Softmax, softmaxes
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _LENGTH, _MOST_LAYERS = 13, 2
@@ -52,7 +53,7 @@ class _Layer:
         self._sp, self._x = sp, x
         self._place = softmax.place
         self.num_heads = softmax.scores.flatten(0, -3).shape[0] // x.shape[0]
-        root = sp.module.get_submodule(path)
+        root = part_at(sp.module, path)
         self._names: dict[nn.Module, str] = {
             child: f"{path}.{name}" if path else name
             for name, child in root.named_modules()
@@ -68,7 +69,7 @@ class _Layer:
         if width % self.num_heads:
             return
         self.output, self._size = called[-1], width // self.num_heads
-        self._before = given[sp.module.get_submodule(self.output)]
+        self._before = given[part_at(sp.module, self.output)]
         self.projections = [name for name in called[:-1] if self._num_blocks(name) > 1]
 
     def pairing(self, name: str) -> Pairing:
@@ -95,7 +96,7 @@ class _Layer:
         finally:
             with torch.no_grad():
                 weight[rows] = kept
-        after = given[self._sp.module.get_submodule(self.output)]
+        after = given[part_at(self._sp.module, self.output)]
         if after.shape != self._before.shape:
             return frozenset()
         bound = _ROUNDINGS * torch.finfo(after.dtype).eps * float(self._before.abs().max())
@@ -124,6 +125,6 @@ class _Layer:
 
 def weight_of(sp: BuiltModule, name: str) -> Tensor:
     """The weight of the linear layer of that path."""
-    weight = sp.module.get_submodule(name).weight
+    weight = part_at(sp.module, name).weight
     assert isinstance(weight, Tensor)
     return weight

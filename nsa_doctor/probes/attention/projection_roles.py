@@ -19,7 +19,7 @@ from nsa_doctor.probes.attention.projection_names import ROLES, Projections, Rol
 from nsa_doctor.probes.attention.score_watch import MASKED, SOFTMAX
 from nsa_doctor.probes.attention.weighed_axes import weighings
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, untraced
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, part_at, untraced
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
@@ -225,7 +225,7 @@ def _watched(sp: BuiltModule, x: Tensor, path: str, memory: Mapping[int, Role], 
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watch = _Watch(places, memory, moved)
-    with torch.no_grad(), places.watching(), watch.during(sp.module.get_submodule(path)), watch:
+    with torch.no_grad(), places.watching(), watch.during(part_at(sp.module, path)), watch:
         sp(x)
     return watch.seen
 

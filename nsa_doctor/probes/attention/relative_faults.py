@@ -24,7 +24,7 @@ from nsa_doctor.probes.attention.relative_structure import (
 from nsa_doctor.probes.attention.score_watch import softmaxes
 from nsa_doctor.probes.attention.stationary import strays
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import memory_of, uncompiled
+from nsa_doctor.probes.internal import memory_of, part_at, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.tensors.operations import tensors_in
 from nsa_doctor.subject.contract import Subject
@@ -61,7 +61,7 @@ def relative_faults(subject: Subject, length: int) -> Iterator[RelativeFault]:
         if found is not None:
             text, *is_the_line = found
             place = _line(subject, read, length, *is_the_line)
-            owner = sp.module.get_submodule(read.owner)
+            owner = part_at(sp.module, read.owner)
             yield RelativeFault(
                 read, text, replace(place or read.place, module=read.owner, module_class=type(owner).__name__)
             )
@@ -146,7 +146,7 @@ def _are_keys_turned(sp: BuiltModule, length: int) -> bool:
 
 def _windows(root: nn.Module, path: str) -> list[tuple[int, int]]:
     """Pairs of sizes, and squares of one, that the module which holds a table has by a name that says so."""
-    held = vars(root.get_submodule(path)).items()
+    held = vars(part_at(root, path)).items()
     values = [value for name, value in held if any(word in name for word in ("window", "size", "shape", "resolution"))]
     pairs = [tuple(each) for each in values if isinstance(each, (tuple, list)) and len(each) == 2]
     squares = [(each, each) for each in values if isinstance(each, int)]

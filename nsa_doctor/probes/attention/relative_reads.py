@@ -17,7 +17,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.relative_structure import FEWEST
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors
-from nsa_doctor.probes.internal import memory_of, uncompiled
+from nsa_doctor.probes.internal import memory_of, part_at, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _NAME = re.compile(
@@ -77,9 +77,9 @@ class RelativeReads(TorchFunctionMode):
         held += [(f"{each.module}.{each.way}".removeprefix("."), each.tensor) for each in attribute_tensors(root)]
         for path, tensor in held:
             owner, _, name = path.rpartition(".")
-            if name == "weight" and isinstance(root.get_submodule(owner), nn.Embedding):
+            if name == "weight" and isinstance(part_at(root, owner), nn.Embedding):
                 owner, _, name = owner.rpartition(".")
-            kind = type(root.get_submodule(owner)).__name__
+            kind = type(part_at(root, owner)).__name__
             if tensor.dtype in _WHOLE:
                 if _INDEX.search(name):
                     self._indices[memory_of(tensor)] = path, owner

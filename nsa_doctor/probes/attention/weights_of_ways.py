@@ -9,7 +9,7 @@ from torch import nn
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, part_at
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 
@@ -33,8 +33,8 @@ def read_in_one(root: nn.Module, whole: Callable[[], object], decoding: Callable
     of_whole, of_decoding = _read(root, whole), _read(root, decoding)
     if (path := _left_out(root, of_decoding, of_whole)) is not None:
         holder = path.rpartition(".")[0]
-        place = replace(definition_place(root.get_submodule(holder)), module=holder)
-        is_known = bool(place.file) and not _is_torchs(root.get_submodule(holder))
+        place = replace(definition_place(part_at(root, holder)), module=holder)
+        is_known = bool(place.file) and not _is_torchs(part_at(root, holder))
         return ReadInOne(f"decoding alone reads {path}, which one pass leaves out", place if is_known else None)
     if (path := _left_out(root, of_whole, of_decoding)) is not None:
         return ReadInOne(f"one pass alone reads {path}, which decoding leaves out", None)
@@ -48,9 +48,7 @@ def _left_out(root: nn.Module, read: Set[str], elsewhere: Set[str]) -> str | Non
         if name in left_out:
             path = _topmost(root, name, left_out)
             holder = path.rpartition(".")[0]
-            is_of_row = _is_torchs(root.get_submodule(holder)) and any(
-                each.startswith(f"{holder}.") for each in elsewhere
-            )
+            is_of_row = _is_torchs(part_at(root, holder)) and any(each.startswith(f"{holder}.") for each in elsewhere)
             if not is_of_row:
                 return path
     return None
@@ -83,6 +81,6 @@ def _read(root: nn.Module, run: Callable[[], object]) -> set[str]:
 def _topmost(root: nn.Module, first: str, names: Set[str]) -> str:
     """The largest part around the first of these whose parameters are all among them."""
     found, path = first, first.rpartition(".")[0]
-    while path and all(f"{path}.{name}" in names for name, _ in root.get_submodule(path).named_parameters()):
+    while path and all(f"{path}.{name}" in names for name, _ in part_at(root, path).named_parameters()):
         found, path = path, path.rpartition(".")[0]
     return found

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -20,7 +21,7 @@ def of_first_steps(sp: BuiltModule, names: Sequence[str], length: int) -> list[s
     As what reads labels does where none are written yet: with the next label they act. It is no such step where each
     token is taken for a row.
     """
-    owners = {name: sp.module.get_submodule(name.rpartition(".")[0]) for name in names if _OF_THE_STATE in name}
+    owners = {name: part_at(sp.module, name.rpartition(".")[0]) for name in names if _OF_THE_STATE in name}
     recurrent = {id(each): each for each in owners.values() if isinstance(each, _RECURRENT)}
     if not recurrent:
         return []

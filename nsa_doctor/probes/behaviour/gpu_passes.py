@@ -27,7 +27,7 @@ from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.lines_apart import at_own_line
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.tensor_owners import Holder, tensors_held
-from nsa_doctor.probes.internal import backward_under_modes, recomputing_where
+from nsa_doctor.probes.internal import backward_under_modes, part_at, recomputing_where
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.claimed_device import ClaimedDevices
 from nsa_doctor.probes.model.deliberate import is_on_purpose
@@ -205,7 +205,7 @@ def _traced(refusal: Refusal, stray: Stray, sp: BuiltModule) -> Refusal:
 def _place_of(holder: Holder, sp: BuiltModule, place: Place) -> Place:
     """Where the attribute is made; the place where it is used where no line is seen to."""
     place = replace(place, module=holder.module, module_class=holder.module_class)
-    line = line_that_makes(sp.module.get_submodule(holder.module), holder.attribute)
+    line = line_that_makes(part_at(sp.module, holder.module), holder.attribute)
     return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
 
 

@@ -10,7 +10,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.numerics.compare import Departure, baseline
@@ -57,7 +57,7 @@ def is_fed(sp: BuiltModule, row: PaddingRow, length: int) -> bool:
     """Whether the embedding is given the ids themselves."""
     x = sp.input(length, batch=2)
     given: list[bool] = []
-    handle = sp.module.get_submodule(row.path).register_forward_hook(
+    handle = part_at(sp.module, row.path).register_forward_hook(
         lambda _module, args, _answer: given.append(bool(args) and _are_ids(args[0], x))
     )
     try:
@@ -85,7 +85,7 @@ def departure_with(sp: BuiltModule, row: PaddingRow, length: int, num_padding: i
     x = torch.where(x == row.number, (x + 1) % sp.subject.width, x)
     x[:, length:] = row.number
     base = baseline(sp, x)
-    weight = sp.module.get_submodule(row.path).weight
+    weight = part_at(sp.module, row.path).weight
     assert isinstance(weight, Tensor)
     with torch.no_grad():
         kept = weight[row.number].clone()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _FEWEST_EXPERTS, _FEWEST_TOKENS = 3, 64
@@ -88,7 +89,7 @@ def _seen(sp: BuiltModule, x: Tensor) -> list[_Mixture]:
 
 def _leads(sp: BuiltModule, x: Tensor, mixture: _Mixture, router: str) -> bool:
     """Whether experts are given other tokens where the router's weights have another sign."""
-    weight = mixture.holder.get_submodule(router).weight
+    weight = part_at(mixture.holder, router).weight
     assert isinstance(weight, Tensor)
     with torch.no_grad(), unobserved():  # what it raises for weights that it never has is none of its faults
         weight.neg_()

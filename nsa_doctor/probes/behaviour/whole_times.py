@@ -19,6 +19,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.behaviour.blind_output import loss_between
 from nsa_doctor.probes.behaviour.optional_arguments import giving, is_another, words_of
 from nsa_doctor.probes.hooks.recording import Recording
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.identity import sources_beside
 from nsa_doctor.probes.numerics.divergence import recording_of
@@ -153,7 +154,7 @@ def _reason(sp: BuiltModule, name: str, place: Place, factor: float) -> str:
 
 def _documentation(module: nn.Module, place: Place) -> Iterator[str]:
     """What is written of the module, its forward, and the part in which it is lost."""
-    part = attempt(lambda: module.get_submodule(place.module))
+    part = attempt(lambda: part_at(module, place.module))
     for kind in {type(module), type(module if isinstance(part, Caught) else part)}:
         for each in (kind, *(method for method in vars(kind).values() if callable(method))):
             yield inspect.getdoc(each) or "" if each is not kind else kind.__doc__ or ""

@@ -22,7 +22,7 @@ from nsa_doctor.probes.cost.bounds import are_in_bounded_containers, may_reach, 
 from nsa_doctor.probes.hooks.attribute_lines import line_that_stores
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
-from nsa_doctor.probes.internal import MODULES, PARAMETERS
+from nsa_doctor.probes.internal import MODULES, PARAMETERS, part_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.perform import NoWatcher, Watcher
@@ -119,7 +119,7 @@ class Steps:
     def _known_holders(self) -> Iterator[tuple[Any, str]]:
         """Objects and the attribute in which they hold it."""
         if (holder := self.holder()) is not None:
-            yield self._built_beside.module.get_submodule(holder[0].module), holder[1]
+            yield part_at(self._built_beside.module, holder[0].module), holder[1]
         elif self.is_loop and hasattr(owner := self._loop_owner(), name := self.loop_holder()):
             yield owner, name
 
@@ -156,12 +156,12 @@ class Steps:
         (path, name), number = max(found.items(), key=lambda item: item[1], default=(("", ""), 0))
         if not number:
             return None
-        kind = type(self._built_beside.module.get_submodule(path)).__name__
+        kind = type(part_at(self._built_beside.module, path)).__name__
         return Place(module=path, module_class=kind), name
 
     def stored_at(self, owner: Place, attribute: str, made: Place) -> Place:
         """The line that stores in an attribute of that module what was made at a line, or else that line."""
-        holder = self._built_beside.module.get_submodule(owner.module)
+        holder = part_at(self._built_beside.module, owner.module)
         line = line_that_stores(holder, attribute, Line(file=made.file, line=made.line, function=made.function))
         found = made if line is None else replace(made, file=line.file, line=line.line, function=line.function)
         return replace(found, module=owner.module, module_class=owner.module_class)

@@ -16,7 +16,7 @@ from nsa_doctor.probes.gradients.derivative import Agreement, Slope
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
 from nsa_doctor.probes.gradients.local_gradients import Judged, judged, wrong_function
 from nsa_doctor.probes.hooks.flow import Event
-from nsa_doctor.probes.internal import memory_of, version_of
+from nsa_doctor.probes.internal import memory_of, part_at, version_of
 
 _ROUNDINGS = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside")
 _STEPS = (
@@ -313,12 +313,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def _is_torchs(probe: DerivativeProbe, place: Place) -> bool:
     """Whether a module of torch.nn.utils runs there: spectral norm leaves its power iteration out of the graph."""
-    kind = type(probe.built.module.get_submodule(place.module))
+    kind = type(part_at(probe.built.module, place.module))
     return kind.__module__.startswith("torch.nn.utils")
 
 
 def _is_frozen(probe: DerivativeProbe, place: Place) -> bool:
-    module = probe.built.module.get_submodule(place.module)
+    module = part_at(probe.built.module, place.module)
     held = list(module.parameters()) if place.module else []
     return bool(held) and not any(parameter.requires_grad for parameter in held)
 

@@ -12,6 +12,7 @@ from nsa_doctor.probes.gradients.askings import Gradients, differing, function_a
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart, at_own_line
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.training import forward_backward
 
@@ -24,7 +25,7 @@ def gradient_place(
     `ways` make the passes of the result and of what was expected once more.
     """
     path = module_at_fault(result, expected, differing(result, expected, eps), eps)
-    place = replace(definition_place(sp.module.get_submodule(path)), module=path)
+    place = replace(definition_place(part_at(sp.module, path)), module=path)
     written = function_at_fault(result, expected, eps)
     if written is None:
         return at_line_apart(sp.subject, place, *ways)

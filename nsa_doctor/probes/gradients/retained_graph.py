@@ -16,7 +16,7 @@ from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders
 from nsa_doctor.probes.hooks.tracer import NodePlaces
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, tree_leaves
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, part_at, tree_leaves
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
@@ -123,7 +123,7 @@ class Graphs:
         made = self._made.of(number_of(first_used[0]))
         place = made[0] if made else definition_place(self.module)
         if found:
-            owner = self.module.get_submodule(found[0].module)
+            owner = part_at(self.module, found[0].module)
             stored = self._stored.get((id(owner), found[0].attribute))
             place = stored or (made[0] if made and first_used[0] in self._held else definition_place(owner))
             place = replace(place, module=found[0].module, module_class=found[0].module_class)

@@ -9,6 +9,7 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Note
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _LENGTH = 17
@@ -41,7 +42,7 @@ def note_of_rounds(sp: BuiltModule, paths: Collection[str]) -> Note:
     return Note(
         message=f"{some} runs several rounds in a pass, and the last alone has a gradient, as is meant where results "
         "are recycled: what it would be of all of them was not asked for",
-        where=definition_place(sp.module.get_submodule(some)),
+        where=definition_place(part_at(sp.module, some)),
     )
 
 

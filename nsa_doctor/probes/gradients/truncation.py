@@ -12,6 +12,7 @@ from nsa_doctor.probes.gradients.derivative import Agreement
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.meant_cuts import attached
 from nsa_doctor.probes.hooks.flow import Event
+from nsa_doctor.probes.internal import part_at
 
 _DETACHING = ("detach", "detach_", "data")
 _LEAST_INTERVAL = 2  # detached at every token, a state hands no gradient back at all
@@ -52,7 +53,7 @@ def truncation(make: Callable[[int], DerivativeProbe], length: int, place: Place
         return None
     if agreement is not Agreement.AGREES:
         return None
-    kind = type(probe.built.module.get_submodule(place.module))
+    kind = type(part_at(probe.built.module, place.module))
     source = attempt(lambda: inspect.getsource(kind))
     return Truncation(len(detaches.numbers), 2 * length, isinstance(source, str) and bool(_SAID.search(source)))
 

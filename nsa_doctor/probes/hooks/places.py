@@ -20,6 +20,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import own_file
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.constructor_lines import line_that_gives
+from nsa_doctor.probes.internal import part_at
 
 # What lies beyond these called the doctor, not the subject.
 _CALLERS = frozenset({own_file("probes", "model", "perform.py"), own_file("probes", "numerics", "steptrace.py")})
@@ -167,7 +168,7 @@ class Places:
 
     def of_path(self, path: str, root: nn.Module) -> Place:
         """The module of that dotted path, without a line."""
-        return Place(module=path, module_class=type(root.get_submodule(path)).__name__)
+        return Place(module=path, module_class=type(part_at(root, path)).__name__)
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         self._calls.append(module)
@@ -297,7 +298,7 @@ def parameter_place(place: Place, root: nn.Module, name: str) -> Place:
     if name not in dict(root.named_parameters()):
         return place
     path = name.rpartition(".")[0]
-    return replace(place, module=path, module_class=type(root.get_submodule(path)).__name__)
+    return replace(place, module=path, module_class=type(part_at(root, path)).__name__)
 
 
 def _self_of(frame: FrameType) -> nn.Module | None:

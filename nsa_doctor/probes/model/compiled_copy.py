@@ -15,7 +15,7 @@ from torch import Tensor
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.reached_lines import Lines
-from nsa_doctor.probes.internal import graph_compiler, is_registered_by_a_user
+from nsa_doctor.probes.internal import graph_compiler, is_registered_by_a_user, part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.copies import by_deepcopy
 from nsa_doctor.probes.model.identity import loaded_files
@@ -47,7 +47,7 @@ class CompiledCopy:
 
     def compile(self, part: str) -> None:
         """Have torch compile that part of it: for the shapes of its first call, and for any once others come."""
-        self.built.module.get_submodule(part).compile(backend=self._backend())
+        part_at(self.built.module, part).compile(backend=self._backend())
 
     def _backend(self) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]:
         """Counts, and computes with torch's own operations, forward and backward."""

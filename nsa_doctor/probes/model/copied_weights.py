@@ -21,7 +21,7 @@ from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.method_names import text_of, tree_of
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, part_at
 from nsa_doctor.probes.model.idle_initialisers import started
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, written_arguments
@@ -68,7 +68,7 @@ def copied_weights(subject: Subject) -> Iterator[CopiedWeight]:
         if line is not None and not _is_meant(line) and not seen & {name, other}:
             seen |= {name, other}
             path = _holder(module, name, other)
-            kind = type(module.get_submodule(path)).__name__
+            kind = type(part_at(module, path)).__name__
             place = Place(module=path, module_class=kind, file=line.file, line=line.line, function=line.function)
             yield CopiedWeight(name, other, place)
 

@@ -22,6 +22,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.syntax import last_name
 from nsa_doctor.probes.hooks.method_names import is_named_elsewhere
 from nsa_doctor.probes.hooks.phase import ask, unobserved
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.copies import copied_module
 from nsa_doctor.probes.model.given_weights import left_to_defaults
 from nsa_doctor.probes.model.identity import loaded_files
@@ -152,7 +153,7 @@ def _effect(root: nn.Module, path: str, name: str, defaults: dict[str, bool]) ->
         after = attempt(lambda: copied_module(root))
         if isinstance(after, Caught):
             return None
-        holder = after.get_submodule(path)
+        holder = part_at(after, path)
         method: Any = getattr(holder, name)
         is_of_a_module = bool(needed_arguments(type(holder), name))
         if isinstance(attempt(lambda: holder.apply(method) if is_of_a_module else method()), Caught):

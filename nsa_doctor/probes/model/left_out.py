@@ -17,7 +17,7 @@ from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.turned_away import Conditions
-from nsa_doctor.probes.internal import memory_of
+from nsa_doctor.probes.internal import memory_of, part_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.offered_optimizers import Builder, builders
 from nsa_doctor.probes.model.optimizer_answers import Collected, collected, is_optimizer
@@ -124,7 +124,7 @@ def _ask(subject: Subject, builder: Builder) -> _Asked:
     seed_everything(subject.seed)
     with preserved_state(), torch.enable_grad():
         root = subject.build(subject.seed)
-        holder = root.get_submodule(builder.path)
+        holder = part_at(root, builder.path)
         before = _trained(holder)
         watch = Conditions(FrameFilter(subject.packages), before.values(), holder)
         with watch.watching():

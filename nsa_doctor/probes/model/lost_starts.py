@@ -12,7 +12,7 @@ from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.general_lines import is_for_any_module
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.internal import memory_of
+from nsa_doctor.probes.internal import memory_of, parameter_at, part_at
 from nsa_doctor.probes.model.idle_initialisers import started
 from nsa_doctor.probes.model.start_writes import Lost, StartWrites
 from nsa_doctor.probes.model.state import seed_everything
@@ -69,7 +69,7 @@ def _candidates(module: nn.Module, watch: StartWrites) -> Iterator[tuple[str, Lo
     names = {memory_of(each): name for name, each in module.named_parameters() if not is_lazy(each)}
     written = {line: {names[memory] for memory in held if memory in names} for line, held in watch.lines.items()}
     for memory, name in names.items():
-        parameter = module.get_parameter(name).detach()
+        parameter = parameter_at(module, name).detach()
         for lost in watch.memories[memory].lost:
             is_other = lost.before.shape == parameter.shape and not torch.equal(lost.before, parameter)
             if is_other and not lost.given.is_librarys and _is_chosen(name, lost) and _is_for_all(lost, written):
@@ -113,14 +113,14 @@ def _is_chosen(name: str, lost: Lost) -> bool:
 def _described(module: nn.Module, watch: StartWrites, name: str, lost: Lost) -> LostStart:
     path = name.rpartition(".")[0]
     line = _place(lost)
-    place = Place(module=path, module_class=type(module.get_submodule(path)).__name__)
+    place = Place(module=path, module_class=type(part_at(module, path)).__name__)
     return LostStart(
         name=name,
         place=replace(place, file=line.file, line=line.line, function=line.function),
         given=lost.given.line,
         was=_said(lost.before),
         over=lost.over.line,
-        now=_said(module.get_parameter(name).detach()),
+        now=_said(parameter_at(module, name).detach()),
         num_parameters=len(watch.lines[lost.over.line]),
     )
 

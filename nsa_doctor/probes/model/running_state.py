@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from nsa_doctor.probes.internal import hooks_of, untraced
+from nsa_doctor.probes.internal import hooks_of, part_at, untraced
 from nsa_doctor.probes.model.module_state import ModuleState
 
 GoesOn = Literal["", "counts", "everything"]
@@ -58,7 +58,7 @@ class RunningState:
                 value.copy_(before)
                 path = name.rpartition(".")[0]
                 if not goes_on:
-                    _put_back(self._module.get_submodule(path), self._words.get(path, {}))
+                    _put_back(part_at(self._module, path), self._words.get(path, {}))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.syntax import last_name
 from nsa_doctor.probes.hooks.method_names import is_named_elsewhere, text_of, tree_of
 from nsa_doctor.probes.hooks.phase import ask, unobserved
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.copies import copied_module
 from nsa_doctor.probes.model.identity import loaded_files
 from nsa_doctor.probes.model.idle_initialisers import line_of, needed_arguments, started
@@ -83,7 +84,7 @@ def _tied_by(root: nn.Module, path: str, name: str) -> tuple[str, str] | None:
     """Two parameters that are one once it was called, and two before."""
     with unobserved(), preserved_state():
         after = attempt(lambda: copied_module(root))
-        if isinstance(after, Caught) or isinstance(attempt(getattr(after.get_submodule(path), name)), Caught):
+        if isinstance(after, Caught) or isinstance(attempt(getattr(part_at(after, path), name)), Caught):
             return None
         new = dict(after.named_parameters(remove_duplicate=False))
     old = dict(root.named_parameters(remove_duplicate=False))

@@ -11,7 +11,7 @@ from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, part_at
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.tensors.operations import operation_name, overwrites, tensors_in, written_arguments
 from nsa_doctor.subject.contract import Subject
@@ -50,7 +50,7 @@ def origin_of(subject: Subject, name: str) -> WeightOrigin:
     memory, path = memory_of(parameter), name.rpartition(".")[0]
     place = watch.places.get(memory)
     if place is not None:
-        place = replace(place, module=path, module_class=type(module.get_submodule(path)).__name__)
+        place = replace(place, module=path, module_class=type(part_at(module, path)).__name__)
     return WeightOrigin(place, memory in watch.drawn)
 
 

@@ -16,6 +16,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.agreeing_parts import AgreeingParts
 from nsa_doctor.probes.numerics.mask_origin import averaged_through, mask_made_of, mask_with_later_keys
@@ -86,7 +87,7 @@ def recording_of(built: BuiltModule, run: Callable[[], Tensor]) -> Recording:
 
 def answer_place(built: BuiltModule, name: str, run: Callable[[], Tensor]) -> Place:
     """The line that makes what a part of that name answers when it is run by itself; else where its forward is."""
-    recording, part = recording_of(built, run), built.module.get_submodule(name)
+    recording, part = recording_of(built, run), part_at(built.module, name)
     made = recording.output_maker
     place = recording.operations[made].place if made >= 0 else Place()
     return replace(place if place.file else definition_place(part), module=name, module_class=type(part).__name__)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
-from nsa_doctor.probes.internal import is_transformed, tree_leaves, tree_map
+from nsa_doctor.probes.internal import is_transformed, part_at, tree_leaves, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.precision import precision_of
@@ -126,7 +126,7 @@ def first_stray(pair: Twins, x: Tensor, is_beyond: Callable[[Stray], bool]) -> t
 
 
 def _replayed(pair: Twins, path: str, args: Any, kwargs: Any) -> Stray | None:
-    low, wide = (each.module.get_submodule(path) for each in (pair.low, pair.wide))
+    low, wide = (part_at(each.module, path) for each in (pair.low, pair.wide))
     args, kwargs = tree_map(lambda leaf: _copied(_copied(leaf, pair.dtype), torch.float64), (args, kwargs))
 
     def call(module: nn.Module, change: Callable[[Any], Any]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.recording import Operation, Recording
+from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.probes.numerics.paired_operations import aligned
 from nsa_doctor.probes.numerics.rounding_budget import Twins
@@ -23,7 +24,7 @@ def straying_operation(pair: Twins, x: Tensor, path: str) -> tuple[str, Place]:
 
     Of the module at `path` and what is in it; no name, and where that module is defined, where none of its lines is.
     """
-    whole = "", definition_place(pair.low.module.get_submodule(path))
+    whole = "", definition_place(part_at(pair.low.module, path))
     both = attempt(lambda: (_recorded_low(pair, x), _recorded_wide(pair, x)))
     if isinstance(both, Caught):
         return whole

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from nsa_doctor.probes import internal
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers
 from nsa_doctor.probes.hooks.saved import functions_seen
+from tests.nsa_doctor.probes.names_of_modules import parts_are_found_by_their_paths
 from tests.nsa_doctor.probes.names_of_the_compiler import graphs_are_compiled_by_name, operators_of_users_are_known
 
 
@@ -369,6 +370,8 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "schema_of": (schemas_are_read, "an operation has no name, and its writes are not seen (FWD208, NAN101)"),
     "overload_of": (overloads_are_read, "`out=` counts as reading what it overwrites (NAN101)"),
     "flops_of": (products_are_counted, "products cost nothing (PRF202, and how far is examined)"),
+    "part_at": (parts_are_found_by_their_paths, "checks crash where a part bears a method's name (FWD269)"),
+    "parameter_at": (parts_are_found_by_their_paths, "checks crash where a part bears a method's name (GRD232)"),
     "registered": (parts_of_a_module_are_found, "tensors beside the parameter list are missed (GRD203)"),
     "registries": (machinery_of_a_module_is_known, "torch's own attributes count as the subject's (GRD203, PRF301)"),
     "hooks_of": (hooks_of_a_module_are_found, "a watch is lost where running state is put back (FWD207, GRD104)"),
