@@ -37,6 +37,9 @@ class PlainKernels(MetaPathFinder):
 
 sys.meta_path.insert(0, PlainKernels())
 
+if not torch.cuda.is_available():  # or each of many thousand seeds formats the stack, for the day CUDA starts
+    torch.manual_seed = torch.default_generator.manual_seed
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

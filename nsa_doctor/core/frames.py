@@ -36,6 +36,7 @@ class FrameFilter:
     _checks: str = field(init=False, repr=False)
     _machinery: tuple[str, ...] = field(init=False, repr=False)
     _torch: tuple[str, ...] = field(init=False, repr=False)
+    _ranks: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_doctor", f"{own_file()}/")
@@ -56,6 +57,11 @@ class FrameFilter:
 
     def rank(self, file: str) -> int:
         """3 for the subject's own code, 2 for a library's, 1 for torch's modules, 0 for what is never to blame."""
+        if file not in self._ranks:
+            self._ranks[file] = self._ranked(file)
+        return self._ranks[file]
+
+    def _ranked(self, file: str) -> int:
         if file.startswith("<") or _GENERATED.search(file):
             return 0
         if file.startswith(self._doctor):

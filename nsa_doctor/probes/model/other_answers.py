@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -29,12 +30,13 @@ class OtherAnswers:
     def given(self, packages: Sequence[str]) -> Iterator[None]:
         """Answer so in this region, to the subject's own code alone."""
         frames = FrameFilter(tuple(packages))
+        own = list(_own_modules(frames))
         with ExitStack() as stack:
             for (holder, name), answer in self.answers.items():
                 asked = getattr(holder, name, None)
                 if asked is not None:
                     replaced = _replaced(asked, answer, frames)
-                    for owner, called in _names_of(asked, holder, name, frames):
+                    for owner, called in _names_of(asked, holder, name, own):
                         stack.enter_context(patch.object(owner, called, replaced))
             yield
 
@@ -69,13 +71,19 @@ def _replaced(asked: Callable[..., Any], answer: Callable[..., Any], frames: Fra
     return answered
 
 
-def _names_of(asked: Any, holder: Any, name: str, frames: FrameFilter) -> Iterator[tuple[Any, str]]:
-    """Where it is called from: its own module, and modules of the subject that have imported it by name."""
-    yield holder, name
+def _own_modules(frames: FrameFilter) -> Iterator[ModuleType]:
+    """The modules of the subject's own code that are imported."""
     for module in list(sys.modules.values()):
         file = vars(module).get("__file__") if inspect.ismodule(module) else None
         if isinstance(file, str) and frames.rank(file) == 3:
-            yield from ((module, each) for each, value in list(vars(module).items()) if value is asked)
+            yield module
+
+
+def _names_of(asked: Any, holder: Any, name: str, own: Sequence[ModuleType]) -> Iterator[tuple[Any, str]]:
+    """Where it is called from: its own module, and modules of the subject that have imported it by name."""
+    yield holder, name
+    for module in own:
+        yield from ((module, each) for each, value in list(vars(module).items()) if value is asked)
 
 
 def _unchanged(tensor: Tensor, *_args: Any, **_kwargs: Any) -> None:
