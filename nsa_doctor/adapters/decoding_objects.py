@@ -28,7 +28,6 @@ from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.attention.decoding import ReadByTokens
 from nsa_doctor.probes.attention.reset_cache import ReadFrom
-from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state_fields import fields_of
 from nsa_doctor.subject.contract import Subject
@@ -100,14 +99,14 @@ def by_cache_of_a_part(subject: Subject, module: nn.Module) -> Iterator[Decoding
             for words, start in _starts(subject, part):
 
                 def step(module: nn.Module, x: Tensor, cache: Any, path: str = path, name: str = name) -> Any:
-                    with _handed(part_at(module, path), name, cache) as calls:
+                    with _handed(dict(module.named_modules())[path], name, cache) as calls:
                         answer = subject.forward(module, x)
                     if len(calls) != 1:
                         raise TypeError(f"{path} is called {len(calls)} times, expected once")
                     return checked_answer(subject, answer, x)[0], cache
 
                 def begun(module: nn.Module, x: Tensor, path: str = path, start: Start = start) -> Any:
-                    return start(part_at(module, path), x)
+                    return start(dict(module.named_modules())[path], x)
 
                 way = f"forward(x) with {path}(..., {name}={words})"
                 yield _way(way, step, begun, goes_on=not _takes_a_mask(part))

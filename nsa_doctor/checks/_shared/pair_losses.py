@@ -50,8 +50,8 @@ def pairs_in_call(sp: BuiltModule, call: LossCall) -> tuple[bool, Broadcast | No
     """
     found: list[list[Broadcast] | Caught] = []
     for rows in _ROWS:
-        batch = _batch(sp, rows)
-        seen = (_of_call(sp, call, replace(batch, targets=targets)) for targets in _targets(sp, batch))
+        batch = batch_of(sp, rows)
+        seen = (_of_call(sp, call, replace(batch, targets=targets)) for targets in targets_for(sp, batch))
         served = [each for each in seen if isinstance(each, list)]
         if not served or not all(served):
             return bool(served), None
@@ -60,6 +60,11 @@ def pairs_in_call(sp: BuiltModule, call: LossCall) -> tuple[bool, Broadcast | No
 
 
 def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> list[Broadcast] | Caught:
+    return broadcasts(*call_of_seam(subject, seam, rows, length))
+
+
+def call_of_seam(subject: Subject, seam: str, rows: int, length: int) -> tuple[BuiltModule, Callable[[], Any]]:
+    """The subject built afresh, and a call of that seam with so many rows of so many tokens."""
     sp = built(subject, mode="train")
     x = sp.input(length, rows)
     call: Callable[[], Any]
@@ -73,7 +78,7 @@ def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> list[Broadc
         optimizer = new_optimizer(sp.module, 0.0)
         call = lambda: step(sp.module, optimizer, x.clone())  # noqa: E731
     seed_everything(subject.seed)
-    return broadcasts(sp, call)
+    return sp, call
 
 
 def _of_call(sp: BuiltModule, call: LossCall, batch: Batch) -> list[Broadcast] | Caught:
@@ -89,13 +94,14 @@ def _first_of_all(found: list[list[Broadcast] | Caught]) -> Broadcast | None:
     return next((one for one, other in alike if one.result.numel() != other.result.numel()), None)
 
 
-def _batch(sp: BuiltModule, rows: int) -> Batch:
+def batch_of(sp: BuiltModule, rows: int) -> Batch:
+    """So many rows without padding."""
     length = min(_LENGTH, sp.subject.max_length)
     x = sp.input(length, rows)
     return Batch(x=x, lengths=torch.full((rows,), length, device=x.device))
 
 
-def _targets(sp: BuiltModule, batch: Batch) -> Iterator[Tensor]:
+def targets_for(sp: BuiltModule, batch: Batch) -> Iterator[Tensor]:
     """Labels and values of every shape that may be meant: of rows or tokens, with an axis of 1 or without."""
     generator = torch.Generator().manual_seed(sp.subject.seed + 1)
     rows, length = batch.x.shape[:2]

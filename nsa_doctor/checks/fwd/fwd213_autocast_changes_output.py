@@ -38,9 +38,8 @@ from nsa_doctor.probes.numerics.rounded_pass import passed
 from nsa_doctor.probes.numerics.rounding_fault import RoundingFault, rounding_fault
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _ROWS = 67, 3
+_LENGTH, _ROWS, _ANOTHER_SEED = 67, 3, 31337
 _HALVES = ("bfloat16", "float16")
-_ANOTHER_SEED = 31337
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
