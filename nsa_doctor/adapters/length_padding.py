@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +32,33 @@ def by_lengths(
 ) -> tuple[Callable[[nn.Module, Tensor, Tensor], Tensor], str] | None:
     """How padding behind a row's tokens is masked by one of these parameters, and in words.
 
-    Whole rows give what rows without lengths do, and shorter ones something else.
+    Whole rows give what rows without lengths do, and shorter ones something else: what is the same whatever stands in
+    the padding, or nothing at all there. Where padding is answered by zeros, that tokens read it is for a check to say.
     """
-    for name in names:
-        for words, meant in _MEANINGS.items():
+    for counts, name, (words, meant) in product((_counts, _answers_nothing), names, _MEANINGS.items()):
 
-            def padded(module: nn.Module, x: Tensor, keep: Tensor, name: str = name, meant: _Meaning = meant) -> Tensor:
-                return masked_answer(subject, module, x, way, {name: meant(keep)}, int(keep.sum(1).max()))
+        def padded(module: nn.Module, x: Tensor, keep: Tensor, name: str = name, meant: _Meaning = meant) -> Tensor:
+            return masked_answer(subject, module, x, way, {name: meant(keep)}, int(keep.sum(1).max()))
 
-            if attempt(partial(_counts, subject, padded)) is True:
-                return ByLengths(padded), f"padding is masked by forward(x, {name}=...), {words}"
+        if attempt(partial(counts, subject, padded)) is True:
+            return ByLengths(padded), f"padding is masked by forward(x, {name}=...), {words}"
     return None
+
+
+def _answers_nothing(subject: Subject, padded: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> bool:
+    """Whether all that shorter rows give behind their ends is zero, and whole rows are as without lengths."""
+    sp = built(subject)
+    x = sp.input(min(_LENGTH, subject.max_length), len(_ROWS))
+    some = torch.arange(x.shape[1], device=x.device) < torch.tensor(_ROWS, device=x.device)[:, None]
+    with torch.no_grad():
+        plain = sp(x).double()
+        seed_everything(subject.seed)
+        whole = padded(sp.module, x.clone(), torch.ones_like(some)).double()
+        seed_everything(subject.seed)
+        shorter = padded(sp.module, x.clone(), some).double()
+    is_as_none = bool((whole - plain).abs().max() <= _CLOSE * float(plain.abs().max()))
+    is_nothing = not bool(shorter[~some].any()) and bool(plain[~some].any()) and bool(shorter[some].any())
+    return is_as_none and is_nothing
 
 
 def _counts(subject: Subject, padded: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> bool:

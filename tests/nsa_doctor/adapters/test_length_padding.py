@@ -57,6 +57,23 @@ class OfSomethingElse(Means):
         return super().forward(x) if length is None else x[:, :length]
 
 
+class HidesOnTheQueries(nn.Module):
+    """Attention that hides queries in place of keys, and answers padding by zeros, or by what it says instead."""
+
+    def __init__(self, axis: int = -1, keeps: float = 0.0) -> None:
+        super().__init__()
+        self.qkv, self.axis, self.keeps = nn.Linear(DIM, 3 * DIM), axis, keeps
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT / DIM**0.5
+        if lengths is None:
+            return scores.softmax(-1) @ v
+        real = torch.arange(x.shape[1]) < lengths[:, None]
+        scores = scores.masked_fill(~real.unsqueeze(self.axis), -1e9)
+        return (scores.softmax(-1) @ v).where(real[..., None], torch.tensor(self.keeps).to(v))
+
+
 def found(make: Callable[[], nn.Module]) -> Subject:
     return adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, declared=("bidirectional",)), make)
 
@@ -80,3 +97,16 @@ def test_padding_by_lengths_is_examined(make: type[Means], words: str, reads: in
 @pytest.mark.parametrize("make", [Ignores, OfSomethingElse])
 def test_lengths_that_mask_nothing_are_left_alone(make: type[Means]) -> None:
     assert not found(make).offers("padded")
+
+
+def test_rows_that_end_in_zeros_are_examined_though_padding_is_read() -> None:
+    subject = found(HidesOnTheQueries)
+    assert any("forward(x, lengths=...), how many tokens each row has" in note for note in subject.notes)
+    assert len(run_check(registry.load("FWD226"), subject).findings) == 1
+    mended = found(lambda: HidesOnTheQueries(1))
+    assert mended.offers("padded")
+    assert not run_check(registry.load("FWD226"), mended).findings
+
+
+def test_what_answers_something_behind_the_end_and_reads_it_may_mean_other_lengths() -> None:
+    assert not found(lambda: HidesOnTheQueries(keeps=1.0)).offers("padded")
