@@ -25,10 +25,11 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SHAPED) tests/nsa/nn tests/nsa/ops || status=$$?; \
 	exit $$status
 
+# A worker of mypy that a busy machine starts late ends it with 2, errors in types with 1.
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy --num-workers 2 || { test $$? = 2 && $(BIN)/mypy; }
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/benchmarks -o addopts="--strict-markers --strict-config --import-mode=importlib -ra" --timeout 600
