@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.fed_by_defaults import fed_by_defaults
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Note
@@ -48,7 +49,10 @@ def moved_beside(subject: Subject, names: Sequence[str]) -> dict[str, str]:
 
 
 def moved_elsewhere(subject: Subject, names: Sequence[str]) -> tuple[dict[str, str], list[Note]]:
-    """The same and those that a loss by a method of the module moves, and a note of either."""
+    """The same, those that a loss by a method of the module moves, and those whose part gets nothing but defaults.
+
+    With a note of each kind.
+    """
     beside = moved_beside(subject, names)
     sp = built(subject, mode="train")
     notes = []
@@ -62,7 +66,14 @@ def moved_elsewhere(subject: Subject, names: Sequence[str]) -> tuple[dict[str, s
         words = f"without effect on the output; the loss by {next(iter(trained.values()))} moves them"
         notes.append(Note(message=f"{listed(list(trained))} {words}", where=definition_place(sp.module)))
         beside = {**beside, **trained}
-    return beside, notes
+    rest = [name for name in rest if name not in beside]
+    fed, left_out = fed_by_defaults(subject, rest) if rest else ([], [])
+    if fed:
+        words = (
+            f"without effect where forward is not given {', '.join(left_out)}: their parts get one vector everywhere"
+        )
+        notes.append(Note(message=f"{listed(fed)} {words}", where=definition_place(sp.module)))
+    return beside | dict.fromkeys(fed, ""), notes
 
 
 def _moved_by_losses(sp: BuiltModule, names: Sequence[str]) -> dict[str, str]:

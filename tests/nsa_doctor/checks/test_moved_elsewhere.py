@@ -107,3 +107,37 @@ def test_what_is_needed_elsewhere_is_a_note(code: str, make: Callable[[], nn.Mod
 def test_what_nothing_needs_is_found(code: str, make: Callable[[], nn.Module]) -> None:
     (finding,) = run_check(registry.load(code), embedding_subject(make)).findings
     assert "update" in finding.message or "hidden" in finding.message
+
+
+class RelativeKeys(nn.Module):
+    """Attention whose keys are moved by where two tokens stand to each other, all in one place where nobody says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.pairs = nn.Linear(DIM, 3 * DIM), nn.Linear(2, DIM, bias=False)
+
+    def attend(self, x: Tensor, apart: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        keys = k[:, None] + self.pairs(apart + 1)
+        return x + torch.einsum("bqd,bqkd->bqk", q, keys).softmax(-1) @ v
+
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        places = x.new_zeros(*x.shape[:2], 2) if places is None else places
+        return self.attend(x, places[:, :, None] - places[:, None])
+
+
+class KeysOfThemselves(RelativeKeys):
+    """One that is told no places, and moves every key by the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, x.new_zeros(*x.shape[:2], x.shape[1], 2))
+
+
+def test_what_a_left_out_argument_makes_the_same_everywhere_is_a_note() -> None:
+    result = run_check(registry.load("GRD208"), embedding_subject(RelativeKeys))
+    assert not result.findings
+    assert any("(pairs.weight) without effect where forward is not given places" in note for note in result.notes)
+
+
+def test_what_is_the_same_everywhere_without_such_an_argument_is_a_finding() -> None:
+    assert run_check(registry.load("GRD208"), embedding_subject(KeysOfThemselves)).findings
