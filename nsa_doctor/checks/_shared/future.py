@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.checks._shared.compared import cuts_of, long_length, middle_lengths, odd_lengths
+from nsa_doctor.checks._shared.other_rows import norms_by_batch
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Mode
@@ -44,9 +45,12 @@ class Plan:
             return "the first token again in the place of "
         return {1.0: "", 0.0: "zeros in "}.get(self.scale, "large values in ")
 
-    def of(self, subject: Subject) -> Subject:
-        """The subject behind these values."""
-        return with_values(subject, self.values)
+    def module(self, subject: Subject) -> BuiltModule:
+        """What is called: the subject behind these values, norms by the batch as they are meant to be in eval()."""
+        sp = comparable_module(with_values(subject, self.values), mode=self.mode)
+        for _, norm in norms_by_batch(sp.module):
+            norm.eval()
+        return sp
 
     def inputs(self, sp: BuiltModule, cut: int) -> tuple[Tensor, Tensor]:
         """The input, and one that is another from the cut on."""
@@ -121,7 +125,7 @@ def plans(subject: Subject) -> list[Plan]:
 
 def leak(subject: Subject, plan: Plan) -> tuple[int, Departure | None]:
     """The first cut behind which other values change what comes before it, and how."""
-    sp = comparable_module(plan.of(subject), mode=plan.mode)
+    sp = plan.module(subject)
     base: Baseline | None = None
     for cut in plan.cuts():
         x, other = plan.inputs(sp, cut)

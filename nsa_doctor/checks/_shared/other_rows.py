@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import middle_lengths, odd_lengths
+from nsa_doctor.core.finding import Note
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.internal import NORMS_BY_BATCH
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.inputs import rows_to_try, with_values
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
@@ -43,10 +44,10 @@ class Plan:
 
     def module(self, subject: Subject) -> BuiltModule:
         """What is called: the subject behind these values, norms that mix rows as they are meant to in eval()."""
-        built = comparable_module(with_values(subject, self.values), mode=self.mode)
-        for _, norm in norms_by_batch(built.module):
+        sp = comparable_module(with_values(subject, self.values), mode=self.mode)
+        for _, norm in norms_by_batch(sp.module):
             norm.eval()
-        return built
+        return sp
 
     def changed(self, subject: Subject, built: BuiltModule, like: str, row: int) -> tuple[BuiltModule, Tensor]:
         """The batch x [B, S, ...] with rows of that kind around the row held, and what it goes through."""
@@ -66,6 +67,14 @@ def norms_by_batch(module: nn.Module) -> list[tuple[str, nn.Module]]:
         for path, part in module.named_modules()
         if isinstance(part, NORMS_BY_BATCH) and part.training and part.running_mean is not None
     ]
+
+
+def mixed_by_norms(subject: Subject, what: str) -> Iterator[Note]:
+    """A note where norms by the batch mix rows, or tokens, in training, as they are meant to."""
+    norms = norms_by_batch(built(subject, mode="train").module) if "train" in subject.modes else []
+    if norms:
+        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
+        yield Note(message=f"in training mode {what} mix in {norms[0][0] or 'its norm'}{more}, a norm by the batch")
 
 
 def plans(subject: Subject) -> Iterator[Plan]:

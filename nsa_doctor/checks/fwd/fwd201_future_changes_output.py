@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, one, said_of
 from nsa_doctor.checks._shared.future import HALF, Plan, half_leak, leak, plans
+from nsa_doctor.checks._shared.other_rows import mixed_by_norms
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_number
 from nsa_doctor.probes.attention.hidden_future import hidden_future
@@ -31,9 +32,10 @@ from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     found = list(one(_examine(subject, plan) for plan in plans(subject)))
     yield from found or _in_half(subject)
+    yield from mixed_by_norms(subject, "tokens")
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:
@@ -43,7 +45,7 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     cut, again = leak(subject, plan)
     if again is None:
         return None  # what comes and goes from run to run is reported by FWD206
-    built = comparable_module(plan.of(subject), mode=plan.mode)
+    built = plan.module(subject)
     x, other = plan.inputs(built, cut)
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
     changed = f"{plan.words}tokens >= {cut} change the output before them{said_of(plan.values)}"

@@ -18,20 +18,16 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import ANOTHER_SEED, departure_finding, one, said_of
-from nsa_doctor.checks._shared.other_rows import NUM_ROWS, OF_ORDINARY_VALUES, Plan, mixed, norms_by_batch, plans
+from nsa_doctor.checks._shared.other_rows import NUM_ROWS, OF_ORDINARY_VALUES, Plan, mixed, mixed_by_norms, plans
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     yield from one(_examine(subject, plan) for plan in plans(subject))
-    norms = norms_by_batch(built(subject, mode="train").module) if "train" in subject.modes else []
-    if norms:
-        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
-        yield Note(message=f"in training mode rows mix in {norms[0][0] or 'its norm'}{more}, a norm by the batch")
+    yield from mixed_by_norms(subject, "rows")
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:

@@ -30,7 +30,6 @@ from nsa_doctor.probes.attention.hidden_future import hidden_future
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.internal import tree_leaves
-from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
 
@@ -43,7 +42,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         return
     if _is_read_elsewhere(subject, tried[0]):
         return
-    plan, sp = tried[0], comparable_module(tried[0].of(subject), mode=tried[0].mode)
+    plan, sp = tried[0], tried[0].module(subject)
     never = f"no output depends on a later token at S={numbers({each.length for each in tried})}"
     found = _reading_of_the_past(subject, plan)
     if found is None:
@@ -64,7 +63,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 def _is_read_elsewhere(subject: Subject, plan: Plan) -> bool:
     """Whether something else that the subject returns reads later tokens, as of a direction of two."""
-    sp, cut = comparable_module(plan.of(subject), mode=plan.mode), plan.length // 2
+    sp, cut = plan.module(subject), plan.length // 2
     x, other = plan.inputs(sp, cut)
     with torch.no_grad(), unobserved():
         first, second = (
@@ -80,7 +79,7 @@ def _is_of(leaf: object, x: Tensor) -> bool:
 
 def _reading_of_the_past(subject: Subject, plan: Plan) -> Departure | None:
     """What becomes of later tokens where those before are others, but for the first."""
-    sp, cut = comparable_module(plan.of(subject), mode=plan.mode), plan.length // 2
+    sp, cut = plan.module(subject), plan.length // 2
     x, other = plan.inputs(sp, 1)
     base = baseline(sp, x)
     with torch.no_grad():

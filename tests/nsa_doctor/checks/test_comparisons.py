@@ -384,3 +384,10 @@ def test_rows_that_a_batch_norm_mixes_in_training_are_a_note(sums: bool, keeps: 
     result = run_check(registry.load("FWD203"), embedding_subject(lambda: _NormsByBatch(sums, keeps)))
     assert bool(result.findings) is is_found
     assert any("rows mix in norm" in note for note in result.notes) is keeps
+
+
+@pytest.mark.parametrize(("keeps", "is_found"), [(True, False), (False, True)])
+def test_tokens_that_a_batch_norm_mixes_in_training_alone_are_a_note(keeps: bool, is_found: bool) -> None:
+    result = run_check(registry.load("FWD201"), embedding_subject(lambda: _NormsByBatch(sums=False, keeps=keeps)))
+    assert bool(result.findings) is is_found
+    assert any("tokens mix in norm" in note for note in result.notes) is keeps
