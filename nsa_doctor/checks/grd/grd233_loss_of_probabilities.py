@@ -57,8 +57,8 @@ def _losses(subject: Subject) -> Iterator[tuple[str, BuiltModule, Callable[[], A
         if subject.offers(seam):
             for rows in _ROWS:
                 yield seam, *call_of_seam(subject, seam, rows, min(_LENGTH, subject.max_length))
-    sp = comparable_module(subject)
-    for loss in calls_of_losses(sp):
+    sp = comparable_module(subject, mode="train")
+    for loss in (each for each in calls_of_losses(sp) if not each.of_answers):  # these take what they are made for
         batch = batch_of(sp, _ROWS[0])
         for targets in targets_for(sp, batch):
             asked = replace(batch, targets=targets)

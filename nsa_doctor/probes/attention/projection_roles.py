@@ -47,7 +47,7 @@ class PlayedRoles:
 
 def played_roles(sp: BuiltModule, x: Tensor) -> Iterator[PlayedRoles]:
     """Of one module of each class that holds such projections and runs a softmax, where they are clear."""
-    modules = dict(sp.module.named_modules())
+    modules = dict(sp.module.named_modules(remove_duplicate=False))
     found = {
         (type(modules[each.holder]), each.holder.rpartition(".")[2].strip("0123456789")): each
         for each in _projections(sp)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
@@ -24,7 +26,14 @@ _OF_SCORES = {
     "logsumexp": "it takes the softmax once more",
     "binary_cross_entropy_with_logits": "it takes the sigmoid once more",
 }
-_OF_LOGARITHMS = ("nll_loss", "kl_div")
+_OF_LOGARITHMS = ("nll_loss", "kl_div", "ctc_loss")
+_OF_CLASSES = ("cross_entropy", "nll_loss")
+_JOINED = ("Cat", "Stack")
+_OF_DISTRIBUTIONS = (
+    "/torch/distributions/"  # Categorical normalises scores by logsumexp; others may mean a soft maximum
+)
+_FRAMES = 8
+_SHARES = "probabilities, which add up to one"
 _MAKING = {"softmax": "a softmax", "sigmoid": "a sigmoid", "expit": "a sigmoid"}
 _VIEWS = (
     "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Select", "Slice",
@@ -77,46 +86,66 @@ class _Watch(TorchFunctionMode):
         """Run one function and look at what it is given and gives."""
         name, given = getattr(func, "__name__", ""), kwargs or {}
         if name in _OF_SCORES or name in _OF_LOGARITHMS:
-            tensors = [each for each in (*args, *given.values()) if isinstance(each, Tensor)]
-            if tensors and not any(is_transformed(each) for each in tensors):
-                self._look(name, tensors, args, given)
+            attempt(lambda: self._look(name, args, given))  # of a tensor without values nothing can be said
         answer = func(*args, **given)
         if name in _MAKING and isinstance(answer, Tensor) and answer.grad_fn is not None:
             self._made.setdefault(answer.grad_fn, self._places.here()[0])
         return answer
 
-    def _look(self, name: str, tensors: list[Tensor], args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def _look(self, name: str, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        tensors = [each for each in (*args, *given.values()) if isinstance(each, Tensor)]
         scores = tensors[0]
+        if is_transformed(scores) or not scores.requires_grad or (name == "logsumexp" and not _is_of_distributions()):
+            return
+        if name in _OF_LOGARITHMS and given.get("reduction") == "none":
+            return  # a way to choose one of each row
         node = _root(scores)
-        kind = _kind(node)
-        axis = _axis(name, scores, args, given)
-        said = next(_faults(name, scores, kind, axis), None)
+        said = next(
+            (fault for axis in _axes(name, scores, args, given) for fault in _faults(name, scores, node, axis)), None
+        )
         place, is_own = self._places.here()
         if said is not None and is_own:
             self.found.append(SoftenedLoss(name, *said, self._made.get(node), place))
 
 
-def _faults(name: str, scores: Tensor, kind: str, axis: int) -> Iterator[tuple[str, str]]:
+def _is_of_distributions() -> bool:
+    """Whether a distribution of torch asks."""
+    frame: FrameType | None = frame_above(2)
+    for _ in range(_FRAMES):
+        if frame is None or _OF_DISTRIBUTIONS in frame.f_code.co_filename:
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
+def _faults(name: str, scores: Tensor, node: Any, axis: int) -> Iterator[tuple[str, str]]:
     """What it was given that it does not take, and what it does."""
-    shares = kind == "Softmax" or _are_shares(scores, axis)
+    kind, are_shares = _kind(node), _are_shares(scores, axis)
     if name == "binary_cross_entropy_with_logits" and kind in ("Sigmoid", "Softmax"):
         yield f"the probabilities of {'a sigmoid' if kind == 'Sigmoid' else 'a softmax'}", _OF_SCORES[name]
-    elif name in ("log_softmax", "logsumexp") and kind == "Softmax" and _are_shares(scores, axis):
-        yield "the probabilities of a softmax", _OF_SCORES[name]
-    elif name == "cross_entropy" and scores.requires_grad and _are_shares(scores, axis):
-        yield "probabilities, which add up to one", _OF_SCORES[name]
-    elif name in _OF_LOGARITHMS and shares and _are_shares(scores, axis):
-        yield "probabilities, which add up to one", "it takes their logarithms"
-    elif name == "nll_loss" and kind in _LINEAR and not _are_shares(scores.exp(), axis):
+    elif name in ("log_softmax", "logsumexp") and are_shares and (kind == "Softmax" or name == "logsumexp"):
+        yield "the probabilities of a softmax" if kind == "Softmax" else _SHARES, _OF_SCORES[name]
+    elif name == "cross_entropy" and are_shares:
+        yield _SHARES, _OF_SCORES[name]
+    elif name == "cross_entropy" and kind == "Sigmoid":
+        yield "what a sigmoid gives, between zero and one", "it takes scores of any size"
+    elif name in _OF_LOGARITHMS and are_shares:
+        yield _SHARES, "it takes their logarithms"
+    elif name in ("nll_loss", "kl_div") and kind in _LINEAR and bool((scores > 0).any()):
         yield "scores as a layer gives them", "it takes logarithms of probabilities"
 
 
-def _axis(name: str, scores: Tensor, args: tuple[Any, ...], given: dict[str, Any]) -> int:
-    """The axis of the classes."""
+def _axes(name: str, scores: Tensor, args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[int]:
+    """The axes that may be of the classes."""
     if name in ("log_softmax", "logsumexp"):
         axis = given.get("dim", args[1] if len(args) > 1 else -1)
-        return axis if isinstance(axis, int) else -1
-    return 1 if name in ("cross_entropy", "nll_loss") and scores.ndim > 1 else -1
+        yield axis if isinstance(axis, int) else -1
+    elif name in _OF_CLASSES and scores.ndim > 1:
+        yield 1
+    else:
+        yield -1
+        if name == "kl_div" and scores.ndim > 2:
+            yield 1
 
 
 def _are_shares(values: Tensor, axis: int) -> bool:
@@ -124,16 +153,22 @@ def _are_shares(values: Tensor, axis: int) -> bool:
     if values.ndim == 0 or not values.is_floating_point() or values.shape[axis] < 2 or values.numel() < 4:
         return False
     shares = values.detach().double()
+    sums = shares.sum(axis)
     if not bool((shares >= 0).all()) or bool((shares.amax(axis) - shares.amin(axis) < _NEAR_ONE**2).all()):
         return False
-    return bool(((shares.sum(axis) - 1).abs() < _NEAR_ONE).all())
+    return bool(((sums - 1).abs()[sums != 0] < _NEAR_ONE).all())  # what a mask hides is nothing
 
 
 def _root(tensor: Tensor) -> Any:
     """The node that computed it, behind those that lay it out in another way."""
     node: Any = tensor.grad_fn
-    while node is not None and _kind(node) in _VIEWS and node.next_functions:
-        node = node.next_functions[0][0]
+    while node is not None and node.next_functions:
+        before = [each for each, _ in node.next_functions]
+        if _kind(node) in _JOINED and len({_kind(each) for each in before}) > 1:
+            return node
+        if _kind(node) not in (*_VIEWS, *_JOINED):
+            return node
+        node = before[0]
     return node
 
 

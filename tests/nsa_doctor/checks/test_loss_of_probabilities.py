@@ -72,6 +72,34 @@ def divergence_of_shares(out: Tensor, wanted: Tensor) -> Tensor:
     return functional.kl_div(out.softmax(-1), other, reduction="batchmean")
 
 
+def divergence_of_channels(out: Tensor, wanted: Tensor) -> Tensor:
+    shares = out.transpose(1, 2).softmax(1)
+    return functional.kl_div(shares, shares.detach().roll(1, 0), reduction="batchmean")
+
+
+def divergence_of_scores(out: Tensor, wanted: Tensor) -> Tensor:
+    return functional.kl_div(out, out.detach().softmax(-1), reduction="batchmean")
+
+
+def entropy_of_sigmoids(out: Tensor, wanted: Tensor) -> Tensor:
+    return functional.cross_entropy(out.sigmoid().flatten(0, 1), wanted.flatten())
+
+
+def alignment_of_shares(out: Tensor, wanted: Tensor) -> Tensor:
+    lengths = torch.full((len(out),), out.shape[1]), torch.full((len(out),), 2)
+    return functional.ctc_loss(out.softmax(-1).transpose(0, 1), wanted[:, :2] + 1 - wanted[:, :2] // 5, *lengths)
+
+
+def binary_of_joined_sigmoids(out: Tensor, wanted: Tensor) -> Tensor:
+    both = torch.cat([out.sigmoid(), out.roll(1, 0).sigmoid()])
+    return functional.binary_cross_entropy_with_logits(both, torch.zeros_like(both))
+
+
+def masked_shares(out: Tensor, wanted: Tensor) -> Tensor:
+    shares = out.softmax(-1) * (torch.arange(out.shape[1]) > 2)[:, None]
+    return functional.cross_entropy(shares.flatten(0, 1), wanted.flatten())
+
+
 def entropy(out: Tensor, wanted: Tensor) -> Tensor:
     return functional.cross_entropy(out.flatten(0, 1), wanted.flatten())
 
@@ -112,6 +140,47 @@ def drawn(out: Tensor, wanted: Tensor) -> Tensor:
     return -Categorical(logits=out).log_prob(wanted).mean() - Categorical(probs=out.softmax(-1)).entropy().mean()
 
 
+def confidence_beside(out: Tensor, wanted: Tensor) -> Tensor:
+    with torch.no_grad():
+        functional.nll_loss(out.softmax(-1).flatten(0, 1), wanted.flatten())
+    return entropy(out, wanted)
+
+
+def rewarded(out: Tensor, wanted: Tensor) -> Tensor:
+    chosen = functional.nll_loss(out.softmax(-1).flatten(0, 1), wanted.flatten(), reduction="none")
+    return (chosen * torch.linspace(-1, 1, len(chosen))).mean()
+
+
+def with_its_normaliser(out: Tensor, wanted: Tensor) -> Tensor:
+    chosen = functional.nll_loss(out.flatten(0, 1), wanted.flatten(), reduction="none")
+    return (chosen + out.logsumexp(-1).flatten()).mean()
+
+
+def soft_maximum(out: Tensor, wanted: Tensor) -> Tensor:
+    return -out.softmax(-1).logsumexp(-1).mean()
+
+
+class ForItsOwnScores(Classes):
+    """It answers probabilities, and its loss is for scores."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(-1)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
+
+
+class ScoresInTraining(Classes):
+    """Scores in training, and probabilities in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        return scores if self.training else scores.softmax(-1)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self(x).flatten(0, 1), targets.flatten().long())
+
+
 def examined(of: Loss, make: Callable[[], nn.Module] = Classes, **seams: Any) -> Result:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -135,6 +204,12 @@ def examined(of: Loss, make: Callable[[], nn.Module] = Classes, **seams: Any) ->
         (binary_of_sigmoids, "binary_cross_entropy_with_logits in train_step is given the probabilities of a sigmoid"),
         (likelihood_of_shares, "nll_loss in train_step is given probabilities, which add up to one: it takes their"),
         (likelihood_of_scores, "nll_loss in train_step is given scores as a layer gives them"),
+        (divergence_of_channels, "kl_div in train_step is given probabilities, which add up to one"),
+        (divergence_of_scores, "kl_div in train_step is given scores as a layer gives them"),
+        (entropy_of_sigmoids, "cross_entropy in train_step is given what a sigmoid gives, between zero and one"),
+        (alignment_of_shares, "ctc_loss in train_step is given probabilities, which add up to one"),
+        (binary_of_joined_sigmoids, "binary_cross_entropy_with_logits in train_step is given the probabilities of a"),
+        (masked_shares, "cross_entropy in train_step is given probabilities, which add up to one"),
         (divergence_of_shares, "kl_div in train_step is given probabilities, which add up to one: it takes their log"),
     ],
 )
@@ -166,6 +241,7 @@ def test_a_loss_that_is_no_step_is_examined_too() -> None:
     [
         *(entropy, entropy_of_logarithms, entropy_of_shared_targets, likelihood, divergence, binary),
         *(binary_of_probabilities, gated, sharpened, drawn),
+        *(confidence_beside, rewarded, with_its_normaliser, soft_maximum),
     ],
 )
 def test_what_is_given_as_it_is_taken_is_silent(loss: Loss) -> None:
@@ -182,6 +258,19 @@ def test_a_loss_by_a_method_is_examined_too() -> None:
     result = run_check(GRD233, small_subject(Trained, width=8, is_width_kept=False))
     (found,) = result.findings
     assert found.message.startswith("cross_entropy in compute_loss(targets) is given probabilities")
+
+
+@pytest.mark.parametrize("make", [ForItsOwnScores, ScoresInTraining])
+def test_losses_that_are_made_for_something_else_are_silent(make: Callable[[], nn.Module]) -> None:
+    assert not run_check(GRD233, small_subject(make, width=8, is_width_kept=False)).findings
+
+
+def test_a_step_without_values_is_looked_at_no_further() -> None:
+    def of_meta(out: Tensor, wanted: Tensor) -> Tensor:
+        functional.cross_entropy(out.flatten(0, 1).to("meta"), wanted.flatten().to("meta"))
+        return entropy(out, wanted)
+
+    assert examined(of_meta).verdict is Verdict.PASS
 
 
 def test_a_step_for_one_row_alone_is_examined() -> None:

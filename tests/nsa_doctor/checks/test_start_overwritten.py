@@ -82,9 +82,7 @@ def norm_starts_at_nothing(part: Part) -> None:
 
 
 def remembers(part: Part) -> None:
-    with torch.no_grad():
-        part.gate.bias[:4] = 1.0
-        part.gate.bias[4:] = 0.0
+    part.gate.bias.data.copy_(torch.arange(8) < 4)
 
 
 def sines(part: Part) -> None:
@@ -121,6 +119,69 @@ def marked(part: Part) -> None:
     part.out.is_ready = True  # type: ignore[assignment]
 
 
+def normal_init(module: nn.Linear, bias: float) -> None:
+    nn.init.normal_(module.weight, std=0.02)
+    nn.init.constant_(module.bias, bias)
+
+
+class ByItsOwnHelper(Model):
+    """Each layer that it means is named where a helper is called."""
+
+    def __init__(self) -> None:
+        super().__init__(open_gate, general=len_of)
+        normal_init(self.first.gate, bias=-1.0)
+        normal_init(self.first.out, bias=0.0)
+        normal_init(self.second.gate, bias=0.0)
+        normal_init(self.second.out, bias=0.0)
+
+
+class ByATable(Model):
+    """Each parameter that it means is named in a table."""
+
+    def __init__(self) -> None:
+        super().__init__(open_gate, general=len_of)
+        for parameter, value in (
+            (self.first.gate.bias, -1.0),
+            (self.first.out.bias, 0.0),
+            (self.second.gate.bias, -1.0),
+            (self.second.out.bias, 0.0),
+        ):
+            nn.init.constant_(parameter, value)
+
+
+def scales_down(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.copy_(parameter.data * 0.5)
+
+
+def seeded_choice(part: Part) -> None:
+    torch.manual_seed(0)
+    nn.init.xavier_uniform_(part.out.weight)
+
+
+def closes_gate(part: Part) -> None:
+    nn.init.constant_(part.gate.bias, -1.0)
+
+
+def as_torch_begins(model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, (nn.Linear, nn.LayerNorm)):
+            part.reset_parameters()
+
+
+def made_of_zeros(part: Part) -> None:
+    part.places = nn.Parameter(torch.empty(32, 8).zero_())
+
+
+def of_a_number(part: Part, bias: float = 2.0) -> None:
+    nn.init.constant_(part.gate.bias, bias)
+
+
+def of_complex_numbers(part: Part) -> None:
+    part.angles = nn.Parameter(torch.full((4,), 0.1 + 2j))
+    part.angles.data.fill_(1j)
+
+
 def examined(make: Callable[[], nn.Module]) -> Result:
     return run_check(GRD232, small_subject(make, width=8))
 
@@ -133,6 +194,8 @@ def examined(make: Callable[[], nn.Module]) -> Result:
         (norm_starts_at_nothing, None, "first.norm.weight is given 0 throughout"),
         (remembers, None, "first.gate.bias is given values from 0 to 1"),
         (identity, None, "first.out.weight is given values from 0 to 1"),
+        (of_a_number, None, "first.gate.bias is given 2 throughout"),
+        (open_gate, as_torch_begins, "first.gate.bias is given 2 throughout"),
         (sines, everything, "first.places is given values from -1 to 1"),
     ],
 )
@@ -143,7 +206,7 @@ def test_what_is_chosen_in_a_part_and_done_to_all_behind_it_is_found(
     findings = examined(partial(Model, choose, **given)).findings
     found = next(each for each in findings if each.message.startswith(said))
     assert "what was chosen for this one never counts" in found.message
-    assert found.where.function == ("begin" if general is None else "everything")
+    assert found.where.function == ("begin" if general is None else general.__name__)
     assert found.where.file == __file__
 
 
@@ -166,6 +229,13 @@ def test_of_two_lines_of_one_function_the_earlier_is_named() -> None:
         pytest.param(partial(Model, after=open_gate), id="chosen last"),
         pytest.param(partial(Model, open_gate, after=open_gate), id="chosen again"),
         pytest.param(partial(Model, drawn), id="drawn"),
+        pytest.param(partial(Model, open_gate, after=closes_gate), id="chosen otherwise behind it"),
+        pytest.param(ByItsOwnHelper, id="a helper is called by name"),
+        pytest.param(ByATable, id="a table of names"),
+        pytest.param(partial(Model, open_gate, general=scales_down), id="made of what was there"),
+        pytest.param(partial(Model, seeded_choice), id="drawn behind a seed of its own"),
+        pytest.param(partial(Model, made_of_zeros), id="a placeholder of zeros"),
+        pytest.param(partial(Model, of_complex_numbers), id="complex numbers"),
         pytest.param(partial(Model, usual), id="as it is everywhere"),
         pytest.param(partial(Model, starts_at_nothing, general=of_one_name), id="replaced by name"),
         pytest.param(partial(Model, marked, general=leaves_out_what_is_marked), id="left out of what is done to all"),
@@ -180,6 +250,15 @@ def test_what_counts_or_was_nothing_of_its_own_is_silent(make: Callable[[], nn.M
 
 def len_of(model: nn.Module) -> int:
     return len(list(model.parameters()))
+
+
+def test_what_is_copied_into_another_part_is_no_reason_to_look_away() -> None:
+    def copies(model: nn.Module) -> None:
+        model.second.load_state_dict(model.third.state_dict())  # type: ignore[union-attr]
+        model.apply(begin)
+
+    (found,) = examined(partial(Model, open_gate, general=copies)).findings
+    assert found.message.startswith("first.gate.bias is given 2 throughout")
 
 
 def test_weights_that_are_loaded_are_no_choice_of_the_constructors() -> None:
