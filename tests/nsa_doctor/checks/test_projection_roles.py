@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
@@ -167,3 +167,21 @@ def test_what_is_adapted_is_one_projection() -> None:
     module.update({"k_proj": nn.Linear(2, 2), "v_proj": nn.Linear(2, 2)})
     (found,) = named_projections(nn.ModuleDict({"attn": module}))
     assert (found.holder, found.names["query"], len(found.memory)) == ("attn", ("q_proj",), 8)
+
+
+class Twice(nn.Module):
+    """One attention under two names."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.first = make()
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(("order", "num_findings"), [("qkv", 0), ("qvk", 1)])
+def test_an_attention_under_two_names_is_examined(order: str, num_findings: int) -> None:
+    result = examined(lambda: Twice(lambda: Attention(swapped(attended, order))))
+    assert len(result.findings) == num_findings, result.reason
