@@ -39,8 +39,8 @@ class _Reversed(DispatchWatcher):
         if operation_name(func) != "topk" or kwargs:
             return func(*args, **kwargs)
         scores, count, dim, *rest = (*args, *(-1, True, True)[len(args) - 2 :])
-        if not scores.ndim or not 0 < count < scores.shape[dim]:
-            return func(*args)
+        if not scores.ndim or not 0 < count < scores.shape[dim] or torch.equal(scores.amin(dim), scores.amax(dim)):
+            return func(*args)  # of equal ones no few are the largest
         place = self._places.here()[0]
         self.seen.setdefault(place.line_text, Choice(place, int(count), int(scores.shape[dim])))
         if place.line_text != self._line:

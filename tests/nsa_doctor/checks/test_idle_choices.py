@@ -73,6 +73,17 @@ class Whole(Sparse):
         return torch.ones_like(scores, dtype=torch.bool).scatter(-1, best, True)
 
 
+class Near(Sparse):
+    """The four nearest, all in one place where nobody says where they are."""
+
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        places = x.new_zeros(*x.shape[:2], 2) if places is None else places
+        near = self.seen(-torch.cdist(places, places))
+        scores = torch.where(near, q @ k.mT, q @ k.mT)
+        return scores.softmax(-1) @ v
+
+
 def examined(make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load("FWD259"), small_subject(make, width=WIDTH))
 
@@ -91,3 +102,7 @@ def test_a_choice_that_something_depends_on_is_silent(make: Callable[[], nn.Modu
 
 def test_a_choice_of_all_is_none() -> None:
     assert "chooses no largest few" in examined(Whole).reason
+
+
+def test_of_equal_ones_none_is_chosen() -> None:
+    assert "chooses no largest few" in examined(Near).reason
