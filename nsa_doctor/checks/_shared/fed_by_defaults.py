@@ -23,13 +23,13 @@ def fed_by_defaults(subject: Subject, names: Sequence[str]) -> tuple[list[str], 
     """
     sp = built(subject)
     parameters = attempt(lambda: list(inspect.signature(sp.module.forward).parameters.values()))
-    if isinstance(parameters, Caught):
+    left_out = [] if isinstance(parameters, Caught) else [each.name for each in parameters if each.default is None]
+    if not left_out:
         return [], []
-    left_out = [each.name for each in parameters if each.default is None]
     owners = {name: name.rpartition(".")[0] for name in names}
     with torch.no_grad(), unobserved():
         first, second = (attempt(lambda seed=seed: _given(sp, set(owners.values()), seed)) for seed in _SEEDS)
-    if not left_out or isinstance(first, Caught) or isinstance(second, Caught):
+    if isinstance(first, Caught) or isinstance(second, Caught):
         return [], []
     same = {path for path, given in first.items() if path in second and _is_one(given, second[path])}
     return [name for name, path in owners.items() if path in same], left_out

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.checks._shared.compared import cuts_of, long_length, middle_lengths, odd_lengths
-from nsa_doctor.checks._shared.other_rows import norms_by_batch
+from nsa_doctor.checks._shared.other_rows import with_norms_of_eval
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import ascending, begun_again, values_to_try, with_values
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline, with_other_future
 from nsa_doctor.subject.contract import Subject
@@ -47,10 +47,7 @@ class Plan:
 
     def module(self, subject: Subject) -> BuiltModule:
         """What is called: the subject behind these values, norms by the batch as they are meant to be in eval()."""
-        sp = comparable_module(with_values(subject, self.values), mode=self.mode)
-        for _, norm in norms_by_batch(sp.module):
-            norm.eval()
-        return sp
+        return with_norms_of_eval(with_values(subject, self.values), self.mode)
 
     def inputs(self, sp: BuiltModule, cut: int) -> tuple[Tensor, Tensor]:
         """The input, and one that is another from the cut on."""

@@ -44,10 +44,7 @@ class Plan:
 
     def module(self, subject: Subject) -> BuiltModule:
         """What is called: the subject behind these values, norms that mix rows as they are meant to in eval()."""
-        sp = comparable_module(with_values(subject, self.values), mode=self.mode)
-        for _, norm in norms_by_batch(sp.module):
-            norm.eval()
-        return sp
+        return with_norms_of_eval(with_values(subject, self.values), self.mode)
 
     def changed(self, subject: Subject, built: BuiltModule, like: str, row: int) -> tuple[BuiltModule, Tensor]:
         """The batch x [B, S, ...] with rows of that kind around the row held, and what it goes through."""
@@ -67,6 +64,14 @@ def norms_by_batch(module: nn.Module) -> list[tuple[str, nn.Module]]:
         for path, part in module.named_modules()
         if isinstance(part, NORMS_BY_BATCH) and part.training and part.running_mean is not None
     ]
+
+
+def with_norms_of_eval(subject: Subject, mode: Mode) -> BuiltModule:
+    """The subject in a mode, with norms by the batch as they are in eval()."""
+    sp = comparable_module(subject, mode=mode)
+    for _, norm in norms_by_batch(sp.module):
+        norm.eval()
+    return sp
 
 
 def mixed_by_norms(subject: Subject, what: str) -> Iterator[Note]:

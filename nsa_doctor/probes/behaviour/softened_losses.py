@@ -29,12 +29,10 @@ _OF_SCORES = {
 _OF_LOGARITHMS = ("nll_loss", "kl_div", "ctc_loss")
 _OF_CLASSES = ("cross_entropy", "nll_loss")
 _JOINED = ("Cat", "Stack")
-_OF_DISTRIBUTIONS = (
-    "/torch/distributions/"  # Categorical normalises scores by logsumexp; others may mean a soft maximum
-)
+_OF_DISTRIBUTIONS = "/torch/distributions/"  # Categorical takes logsumexp of scores; elsewhere it may be a maximum
 _FRAMES = 8
 _SHARES = "probabilities, which add up to one"
-_MAKING = {"softmax": "a softmax", "sigmoid": "a sigmoid", "expit": "a sigmoid"}
+_MAKING = ("softmax", "sigmoid", "expit")
 _VIEWS = (
     "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Select", "Slice",
     "Index", "Clone", "ToCopy", "Expand", "Split", "Unbind", "Alias", "MaskedSelect", "Clamp",
@@ -100,9 +98,8 @@ class _Watch(TorchFunctionMode):
         if name in _OF_LOGARITHMS and given.get("reduction") == "none":
             return  # a way to choose one of each row
         node = _root(scores)
-        said = next(
-            (fault for axis in _axes(name, scores, args, given) for fault in _faults(name, scores, node, axis)), None
-        )
+        axes = _axes(name, scores, args, given)
+        said = next((fault for axis in axes for fault in _faults(name, scores, node, axis)), None)
         place, is_own = self._places.here()
         if said is not None and is_own:
             self.found.append(SoftenedLoss(name, *said, self._made.get(node), place))

@@ -50,7 +50,7 @@ def _statement(around: Sequence[ast.AST]) -> Sequence[ast.AST]:
 
 
 def _targets(around: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """What the statement writes to: the first argument of `init.zeros_`, who is told `zero_`, what is assigned to."""
+    """What the statement writes to: the first argument of `init.zeros_`, what `zero_` is called on, an index set."""
     for statement in _statement(around):
         if isinstance(statement, ast.Assign):
             yield from (each for each in statement.targets if isinstance(each, ast.Subscript))

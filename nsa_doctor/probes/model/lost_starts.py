@@ -135,9 +135,7 @@ def _described(module: nn.Module, watch: StartWrites, name: str, lost: Lost) -> 
 def _place(lost: Lost) -> Line:
     """Where the order is wrong: the earlier of two lines of one function, or the later line where a part was built."""
     together = zip(lost.given.calls, lost.over.calls, strict=False)
-    shared = list(
-        takewhile(lambda both: both[0][0] == both[1][0] and both[0][1].function == both[1][1].function, together)
-    )
+    shared = list(takewhile(lambda both: _is_one_call(*both), together))
     below = lost.given.calls[len(shared) :]
     is_of_a_part = any(line.function == "__init__" for _, line in below)
     return lost.over.line if not shared or is_of_a_part else shared[-1][0][1]

@@ -10,13 +10,20 @@ from torch import Tensor
 from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.probes.internal import DispatchWatcher, memory_of
-from nsa_doctor.probes.tensors.operations import UNWRITTEN, operation_name, overwrites, tensors_in, written_arguments
+from nsa_doctor.probes.tensors.operations import (
+    DRAWING,
+    OVERWRITING,
+    UNWRITTEN,
+    operation_name,
+    overwrites,
+    tensors_in,
+    written_arguments,
+)
 
 _OF_TORCH, _LIBRARYS, _OWN = 1, 2, 3  # ranks of code
 _COPYING = frozenset({"to_copy", "clone", "detach", "alias"})
-_DRAWN_OVER = frozenset({"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_"})
-_WRITTEN_OVER = _DRAWN_OVER | {"fill_", "zero_"}  # by what cannot be made of what was there
-_DRAWN = frozenset({*_DRAWN_OVER, "rand", "randn", "rand_like", "randn_like", "randint", "randperm", "normal"})
+_WRITTEN_OVER = OVERWRITING - {"copy_"}  # by what cannot be made of what was there
+_DRAWN = DRAWING | {"rand", "randn", "rand_like", "randn_like", "randint", "randperm"}
 _USUAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 

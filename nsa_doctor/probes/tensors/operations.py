@@ -8,7 +8,8 @@ from torch import Tensor
 from nsa_doctor.probes.internal import overload_of, schema_of
 
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
+DRAWING = frozenset({"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_"})
+OVERWRITING = DRAWING | {"copy_", "fill_", "zero_"}
 
 
 def reads_masks(operation: str) -> bool:
