@@ -5,11 +5,12 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from nsa_doctor.core.syntax import last_name
+from nsa_doctor.cli.function_signature import convention, spec_by_default
+from nsa_doctor.core.syntax import annotated_name
 
 _MOST_FILES, _MOST_BYTES, _DEEPEST = 2000, 1 << 20, 8
 _PASSED_OVER = re.compile(
@@ -21,7 +22,6 @@ _NAMES = {  # the larger, the likelier it is what a person wants examined
     2: re.compile(r"model|layer|block|lm$", re.IGNORECASE),
 }
 _BODY = re.compile(r"softmax|scaled_dot_product_attention|flash_attn|flex_attention")
-_QUERY, _KEY, _VALUE = ("q", "query", "queries"), ("k", "key", "keys"), ("v", "value", "values")
 _MADE = {"Module": 0, "Adapter": 10, "Subject": 10}  # what a factory may return; the last two are made for nsa-doctor
 FACTORY = "doctor_subject.py"
 _FACTORY = '''\
@@ -33,11 +33,6 @@ from {module} import {names}
 def make():
     return {call}
 '''
-_BY_PARAMETER = {  # convention of calling: parameters that it alone has
-    "hf": ("module", "attention_mask"),
-    "flex": ("score_mod", "block_mask"),
-    "flash": ("softmax_scale", "window_size", "causal", "alibi_slopes"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +40,7 @@ class Proposal:
     """One thing that may be examined; `missing` are arguments it cannot be built without, `folder` where it is from.
 
     `made_with` are arguments that it needs too, each with a class of that module that needs none: a factory is written
-    for it, in a file of its own.
+    for it, in a file of its own. `like` and `spec` are guesses of how a function is called and what it computes.
     """
 
     module: str
@@ -53,6 +48,7 @@ class Proposal:
     place: str
     weight: int
     like: str | None = None
+    spec: str | None = None
     missing: tuple[str, ...] = ()
     made_with: tuple[tuple[str, str], ...] = ()
     folder: str = "."
@@ -146,8 +142,8 @@ def _in_file(file: _File, modules: set[str], classes: dict[str, ast.ClassDef]) -
                 parts = " ".join(_parts(node, modules, classes))
                 yield _proposed(file, node, made=parts, needs=kinds)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            if (like := _convention(node)) is not None:
-                yield _proposed(file, node, like=like)
+            if (like := convention(node)) is not None:
+                yield replace(_proposed(file, node, like=like), spec=spec_by_default(node))
             elif not _required(node, is_method=False) and (made := _made(node, modules)) is not None:
                 yield _proposed(file, node, made=made)
 
@@ -189,7 +185,10 @@ def _parts(node: ast.ClassDef, modules: set[str], classes: dict[str, ast.ClassDe
     found, waiting = dict[str, None](), [node]
     while waiting:
         calls = (each for each in ast.walk(waiting.pop()) if isinstance(each, ast.Call))
-        new = {name for name in map(_last, (each.func for each in calls)) if name in modules} - {node.name, *found}
+        new = {name for name in map(annotated_name, (each.func for each in calls)) if name in modules} - {
+            node.name,
+            *found,
+        }
         found |= dict.fromkeys(sorted(new))
         waiting += [classes[name] for name in new]
     return list(found)
@@ -198,7 +197,7 @@ def _parts(node: ast.ClassDef, modules: set[str], classes: dict[str, ast.ClassDe
 def _is_module(name: str, classes: dict[str, ast.ClassDef], depth: int) -> bool:
     """Whether a class of the folder comes from nn.Module, as far as its bases are named so or are of the folder."""
     node = classes.get(name)
-    bases = [_last(base) for base in node.bases] if node is not None and depth < _DEEPEST else []
+    bases = [annotated_name(base) for base in node.bases] if node is not None and depth < _DEEPEST else []
     return any(base.endswith(("Module", "PreTrainedModel")) or _is_module(base, classes, depth + 1) for base in bases)
 
 
@@ -207,7 +206,7 @@ def _constructor(node: ast.ClassDef, classes: dict[str, ast.ClassDef], depth: in
     own = _method(node, "__init__")
     if own is not None or depth == _DEEPEST:
         return own
-    bases = [classes[_last(base)] for base in node.bases if _last(base) in classes]
+    bases = [classes[annotated_name(base)] for base in node.bases if annotated_name(base) in classes]
     return next((found for base in bases if (found := _constructor(base, classes, depth + 1))), None)
 
 
@@ -235,7 +234,7 @@ def _makes_itself(constructor: ast.FunctionDef, name: str, classes: dict[str, as
     if kind not in classes:
         return ""
     own = classes[kind]
-    decorators = {_last(each.func if isinstance(each, ast.Call) else each) for each in own.decorator_list}
+    decorators = {annotated_name(each.func if isinstance(each, ast.Call) else each) for each in own.decorator_list}
     if "dataclass" in decorators:
         is_whole = not own.bases and all(each.value for each in own.body if isinstance(each, ast.AnnAssign))
         return kind if is_whole else ""
@@ -243,71 +242,11 @@ def _makes_itself(constructor: ast.FunctionDef, name: str, classes: dict[str, as
     return kind if made_by is not None and not _required(made_by, is_method=True) else ""
 
 
-def _convention(function: ast.FunctionDef) -> str | None:
-    """How an attention function is called, by the names of its parameters; None for any other function."""
-    given = function.args
-    names = [each.arg for each in (*given.posonlyargs, *given.args)]
-    start = names[:1] == ["module"]
-    heads = [name.lower().removesuffix("_states") for name in names[start : start + 3]]
-    if len(heads) < 3 or any(name not in known for name, known in zip(heads, (_QUERY, _KEY, _VALUE), strict=True)):
-        return None
-    every = {*names, *(each.arg for each in given.kwonlyargs)}
-    matching = [like for like, special in _BY_PARAMETER.items() if every.intersection(special)]
-    if matching == ["flash"] and every.intersection(_BY_PARAMETER["flash"]) == {"causal"} and _multiplies(function):
-        return "sdpa"
-    return matching[0] if matching else "sdpa"
-
-
-def _multiplies(function: ast.FunctionDef) -> bool:
-    """Whether queries are multiplied by keys as they come, so that tokens stand before channels: heads are before them.
-
-    Where tokens stand before heads, something is turned round first.
-    """
-    names = {each.arg for each in function.args.args}
-    named = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
-    turned = {each.id for each in named if isinstance(each.ctx, ast.Store)}
-    of_queries = (name for each in ast.walk(function) for name in map(_root, _multiplied(each)))
-    return any(name in names and name not in turned and name.lower() in _QUERY for name in of_queries)
-
-
-def _multiplied(node: ast.AST) -> list[ast.AST]:
-    """What a product of matrices is of, first; nothing for another expression."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        left = node.left
-        return [left.left, left.right] if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mult) else [left]
-    if isinstance(node, ast.Call) and _last(node.func) in ("matmul", "bmm"):
-        is_method = isinstance(node.func, ast.Attribute) and _last(node.func.value) not in ("torch", "F")
-        return [node.func.value] if is_method else list(node.args[:1])  # type: ignore[attr-defined]
-    return []
-
-
-def _root(node: ast.AST) -> str:
-    """The variable that an expression is a product or a cast of; "" for one that is laid out otherwise."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
-        return _root(node.left)
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("float", "to", "half")
-    ):
-        return _root(node.func.value)
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _made(function: ast.FunctionDef, modules: set[str]) -> str | None:
     """The class that a factory returns, by its annotation or its last line; None where it returns no module."""
-    annotated = _last(function.returns) if function.returns is not None else ""
+    annotated = annotated_name(function.returns) if function.returns is not None else ""
     if annotated in modules or annotated in _MADE:
         return annotated
     returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)]
-    names = [_last(each.func) for each in returned if isinstance(each, ast.Call)]
+    names = [annotated_name(each.func) for each in returned if isinstance(each, ast.Call)]
     return next((name for name in names if name in modules), None)
-
-
-def _last(node: ast.AST) -> str:
-    """The last name of a dotted one, of one in quotes, and of what is subscripted."""
-    if isinstance(node, ast.Subscript):
-        return _last(node.value)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value.rpartition(".")[2]
-    return last_name(node)

@@ -201,6 +201,11 @@ class FunctionSubject:
     otherwise: tuple["FunctionSubject", ...] = field(default=(), repr=False, compare=False)
 
     @property
+    def has_truth(self) -> bool:
+        """Whether anything says what is right: words about which keys are read, or a reference."""
+        return self.spec.is_declared or self.reference is not None
+
+    @property
     def has_gradients(self) -> bool:
         """Whether it is made for training, on this device."""
         return not (self.convention.is_forward_only or self.spec.is_forward_only or self.gradient_refusal)

@@ -32,6 +32,11 @@ from nsa_doctor.worker.answer_line import sendable
 if TYPE_CHECKING:
     from nsa_doctor.worker.main import Channel
 
+_WITHOUT_TRUTH = (
+    "masks and outputs were not compared, for nothing says what is right: --spec causal, full or window=W does, "
+    "or --reference package.module:function"
+)
+
 
 def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What answers the requests about one function, whose calls the channel watches."""
@@ -160,7 +165,7 @@ def _facts(subject: FunctionSubject) -> dict[str, Any]:
         "options": subject.options,
         "place": asdict(subject.place),
         "max_length": None,
-        "notes": (),
+        "notes": () if subject.has_truth else (_WITHOUT_TRUTH,),
         "seams": [],
         "lengths": (),
         "identity": {

@@ -30,7 +30,7 @@ _SHOWN_FACTOR = 0.002
 
 def require_spec(subject: FunctionSubject) -> None:
     """Raise NotApplicableError where nothing is declared that there could be an oracle of."""
-    if not subject.spec.is_declared and subject.reference is None:
+    if not subject.has_truth:
         raise NotApplicableError("no --spec says what it computes, and no --reference")
 
 

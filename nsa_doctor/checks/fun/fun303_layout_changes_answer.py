@@ -72,7 +72,7 @@ def _where_first(subject: FunctionSubject, length: int, arrange: Arrange, excess
 
     So it is where what was made for the layout of one call, a plan or strides, is kept and taken for another's.
     """
-    if not subject.spec.is_declared and subject.reference is None:
+    if not subject.has_truth:
         return ""
     problem = problem_of(subject, shapes.of_length(subject, shapes.base(subject), length, length))
     answer = ask(subject, problem, Asking(arrange=arrange))

@@ -45,7 +45,7 @@ def init(
     found = proposals(here)
     chosen = _named(subject, like, found) if subject is not None else _likeliest(found, like)
     options.examined(
-        SubjectOptions(subject=chosen.subject),
+        SubjectOptions(subject=chosen.subject, spec=chosen.spec),
         device="cpu",
         seed=0,
         timeout=1.0,
@@ -133,6 +133,7 @@ def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
         lines.append(
             f"like = {_quoted(chosen.like)}  # a guess by its parameters; `nsa-doctor run -h` lists the others"
         )
+        lines.append(_spec_line(chosen.spec))
     if chosen.folder != ".":
         folders = [chosen.folder, *(["."] if chosen.made_with else [])]
         lines.append(f"path = [{', '.join(map(_quoted, folders))}]  # where its package lies")
@@ -148,6 +149,13 @@ def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
         name = f"{each.module}:{each.name}" if each.made_with else each.subject
         lines.append(f"# subject = {_quoted(name)}{like}  ({escaped(each.place)}{escaped(needs)})")
     return "\n".join(lines) + "\n"
+
+
+def _spec_line(spec: str | None) -> str:
+    """What a function is declared to compute; a comment where nothing says so, for masks need it."""
+    if spec is not None:
+        return f"spec = {_quoted(spec)}  # a guess by its argument's default; square: only as many queries as keys"
+    return '# spec = "causal"  # or full, window=W, as it is: without it masks and outputs are compared with nothing'
 
 
 def _quoted(text: str) -> str:

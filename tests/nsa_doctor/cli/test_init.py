@@ -110,6 +110,26 @@ def test_heads_stand_before_tokens_where_queries_are_multiplied_by_keys_as_they_
     assert found.like == like
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("q, k, v, causal=True, scale=None", 'spec = "causal,square"  # a guess'),
+        ("q, k, v, *, is_causal=True", 'spec = "causal,square"  # a guess'),
+        ("q, k, v, causal=False", '# spec = "causal"  # or full'),
+        ("q, k, v", '# spec = "causal"  # or full'),
+    ],
+)
+def test_what_a_function_computes_is_guessed_by_a_default_or_asked_for(
+    folder: Path, arguments: str, line: str
+) -> None:
+    write(folder, "kernels.py", f"def attend({arguments}): ...\n")
+    assert serve(["init"]) == 0
+    assert f"\n{line}" in (folder / FILE).read_text()
+    found = find_project_file(folder)
+    assert found is not None
+    assert found.options.get("spec") == ("causal,square" if line.startswith("spec") else None)
+
+
 def test_a_package_in_src_is_found_there(folder: Path) -> None:
     write(folder, "src/my_pkg/attn.py", BARE)
     assert serve(["init"]) == 0

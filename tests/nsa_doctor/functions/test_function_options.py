@@ -10,6 +10,7 @@ import pytest
 
 from nsa_doctor.core.errors import OptionError
 from nsa_doctor.core.function_spec import function_spec
+from nsa_doctor.core.shipped import shipped
 from nsa_doctor.subject.contract import SubjectUnusableError
 from tests.nsa_doctor.functions.examined import subject_of
 from tests.nsa_doctor.functions.healthy import flash, with_backward
@@ -116,6 +117,33 @@ def test_a_wrong_command_line_is_one_sentence(doctor: Doctor, tmp_path: Path, wo
     done = doctor(*words, "--quiet", cwd=tmp_path)
     assert done.returncode == 2, done
     assert complaint in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [([], True), (["--spec", "causal"], False), (["--reference", "mine:causal"], False)],
+    ids=["neither", "spec", "reference"],
+)
+def test_that_nothing_says_what_is_right_is_a_note(
+    doctor: Doctor, tmp_path: Path, words: list[str], is_said: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    named = ("--subject", "fn:mine:causal", "--like", "sdpa", "--select", "FUN101")
+    done = doctor("run", *named, *words, "--profile", "smoke", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    note = "note: masks and outputs were not compared, for nothing says what is right: --spec causal"
+    assert (note in " ".join(done.stdout.split())) is is_said
+
+
+def test_outputs_that_were_compared_with_nothing_are_no_go(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    (tmp_path / "policy.yaml").write_text(shipped("policies")["function"].read_text().replace("quick", "smoke"))
+    named = ("--subject", "fn:mine:causal", "--like", "sdpa", "--policy", "policy.yaml")
+    done = doctor("go-no-go", *named, "--quiet", cwd=tmp_path)
+    text = " ".join(done.stdout.split())
+    assert (done.returncode, text.partition(" by")[0]) == (3, "UNKNOWN"), done
+    assert "FUN301: not checked: no --spec says what it computes, and no --reference" in text
+    assert "note: masks and outputs were not compared" in text
 
 
 LOSES = """import torch
