@@ -58,12 +58,12 @@ def moved_elsewhere(subject: Subject, names: Sequence[str]) -> tuple[dict[str, s
     notes = []
     if beside:
         part = f" ({way})" if (way := next(iter(beside.values()))) else ""
-        words = f"without effect but on a part of what forward returns{part} that is not handed on"
+        words = f"learnt by a part of what forward returns{part} alone, which is not handed on"
         notes.append(Note(message=f"{listed(list(beside))} {words}", where=definition_place(sp.module)))
     rest = [name for name in names if name not in beside]
     trained = attempt(lambda: _moved_by_losses(sp, rest)) if rest else {}
     if isinstance(trained, dict) and trained:
-        words = f"without effect on the output; the loss by {next(iter(trained.values()))} moves them"
+        words = f"learnt by the loss of {next(iter(trained.values()))} alone"
         notes.append(Note(message=f"{listed(list(trained))} {words}", where=definition_place(sp.module)))
         beside = {**beside, **trained}
     rest = [name for name in rest if name not in beside]

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import CodeType
 from typing import Any
 
@@ -261,8 +262,13 @@ def is_mentioned(root: nn.Module, path: str) -> bool:
     if isinstance(holder, _CONTAINERS) or read_for_nothing(holder, name) is not None:
         return False
     methods = [value for kind in type(holder).__mro__ if kind is not nn.Module for value in vars(kind).values()]
-    codes = [getattr(_undecorated(each), "__code__", None) for each in methods]
+    codes = [getattr(_undecorated(_getter(each)), "__code__", None) for each in methods]
     return any(name in _names(code) for code in codes if code is not None and not _HANDLING.fullmatch(code.co_name))
+
+
+def _getter(value: Any) -> Any:
+    """What computes a property; any other value itself."""
+    return getattr(value, "fget", None) or (value.func if isinstance(value, cached_property) else value)
 
 
 def _undecorated(method: Any) -> Any:

@@ -30,6 +30,7 @@ from nsa_doctor.checks._shared.unlearned import (
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.gradients.codebooks import codebooks
 from nsa_doctor.probes.gradients.rounds import is_within, note_of_rounds, rounds_without_gradient
 from nsa_doctor.probes.model.built_module import built, comparable_module
 from nsa_doctor.subject.contract import Subject
@@ -47,7 +48,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if rounds and any(is_within(item.names[0], rounds) for item in found):
             yield note_of_rounds(sp, rounds)
             found = [item for item in found if not is_within(item.names[0], rounds)]
-        idle = [name for item in found for name in item.names if item.reason.startswith(UNREACHED)]
+        chosen = codebooks(sp, sp.input(length)) if found else set()
+        idle = [name for item in found for name in item.names if item.reason.startswith(UNREACHED) or name in chosen]
         elsewhere, notes = moved_elsewhere(subject, idle)
         yield from notes
         found = [item for item in found if not elsewhere.keys() >= set(item.names)]

@@ -252,7 +252,7 @@ def test_what_moves_a_part_that_is_not_handed_on_is_a_note() -> None:
     result = run_check(registry.load("GRD208"), subject)
     (finding,), (note,) = result.findings, result.notes
     assert finding.message.startswith("1 parameter (dead) without effect on any output")
-    assert note.startswith("1 parameter (memory) without effect but on a part of what forward returns ([1]['memory'])")
+    assert note.startswith("1 parameter (memory) learnt by a part of what forward returns ([1]['memory'])")
 
 
 def test_what_the_training_step_uses_is_passed_over() -> None:
