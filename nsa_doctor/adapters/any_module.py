@@ -11,7 +11,7 @@ from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.answer_shapes import answering_when_seen, with_answers_for_tokens
 from nsa_doctor.adapters.cache_discovery import with_cache_methods
 from nsa_doctor.adapters.decoding_discovery import with_decoding
-from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
+from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names, require_one_input
 from nsa_doctor.adapters.length_limits import within_limits, within_time
 from nsa_doctor.adapters.loss_discovery import with_loss
 from nsa_doctor.adapters.packing_discovery import with_packing
@@ -53,6 +53,8 @@ def adapt(
             )
         made(module)
         _require_readable(request.spec, module)
+        if adapter.call is None:
+            require_one_input(request.spec, module)
         guess = _asked(request, adapter, module, asking)
         guess = with_cache_methods(guess if offered is adapter else _found_by_names(guess, module), module)
         guess = _masks_found(guess, module)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.adapter_words import adapter_words
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Point
+from nsa_doctor.core.text import joined
 from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.subject.contract import InputKind, Subject, SubjectUnusableError, WrongOutputError
 
@@ -44,6 +46,27 @@ def parameter_names(module: nn.Module, kind: InputKind) -> list[str | None]:
     ways: list[str | None] = [None] if positions else []
     ways += [name for name in _NAMES[kind] if name in parameters and name not in positions[:1]]
     return ways or [None]
+
+
+def require_one_input(spec: str, module: nn.Module) -> None:
+    """Raise SubjectUnusableError where its forward cannot do with its input alone, and say which adapter helps."""
+    signature = attempt(lambda: inspect.signature(module.forward))
+    is_wrapped = type(module).__call__ is not nn.Module.__call__ or bool(module._forward_pre_hooks)
+    if isinstance(signature, Caught) or is_wrapped:
+        return
+    names = [name for kind in _NAMES for name in parameter_names(module, kind)]
+    if all(isinstance(attempt(lambda name=name: _bound(signature, name)), Caught) for name in dict.fromkeys(names)):
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = [each for each in signature.parameters.values() if each.kind not in variadic]
+        needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+        raise SubjectUnusableError(
+            f"subject {spec} is given one tensor, and its forward asks for {joined(needed) or 'none'}: name a function "
+            f"that returns nsa_doctor.{adapter_words(spec.rpartition(':')[2], needed)}"
+        )
+
+
+def _bound(signature: inspect.Signature, name: str | None) -> inspect.BoundArguments:
+    return signature.bind(None) if name is None else signature.bind(**{name: None})
 
 
 def caller(name: str | None) -> Callable[[nn.Module, Tensor], Any]:
