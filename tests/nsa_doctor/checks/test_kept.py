@@ -8,6 +8,7 @@ import pytest
 from nsa_doctor.adapters.load import SubjectRequest, load_subject
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.probes.cost import step_costs
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import HERE, is_marked
 
@@ -26,9 +27,17 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Examine:
     return examine
 
 
+@pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.full)])
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never drops anything has the same end after fewer further steps: every step copies all that is kept."""
+    if request.param == "few":
+        monkeypatch.setattr(step_costs, "_FURTHER", (32, 64))
+
+
 @pytest.mark.parametrize(
     "name", ["by_content", "by_every_change", pytest.param("never_trimmed", marks=pytest.mark.full)]
 )
+@pytest.mark.usefixtures("steps")
 def test_what_new_content_or_new_lengths_leave_behind_is_found(name: str, examined: Examine) -> None:
     (finding,) = examined("PRF301", name).findings
     assert is_marked(finding.where.file, finding.where.line), finding.where
@@ -55,6 +64,7 @@ def test_what_is_kept_within_bounds_that_are_far_away_is_left_alone(name: str, e
     assert [(result.verdict, result.notes) for result in results] == [(Verdict.PASS, ())] * 2
 
 
+@pytest.mark.usefixtures("steps")
 def test_a_bound_that_was_not_reached_is_a_note(examined: Examine) -> None:
     result = examined("PRF301", "trimmed_far_away")
     assert result.verdict is Verdict.PASS
