@@ -29,7 +29,7 @@ _OF_THE_INPUT = re.compile(
 )
 _OF_OTHER_IDS = re.compile(r"out of (bounds|range)|num_classes|values to unpack|'Tensor' object")
 _OF_THE_WAY = (TypeError, LookupError, ImportError, NotImplementedError)
-_NAMES: dict[str, tuple[str, ...]] = {
+_NAMES: dict[InputKind, tuple[str, ...]] = {
     "embeddings": ("inputs_embeds", "hidden_states", "x"),
     "tokens": ("input_ids", "ids", "tokens", "x"),
 }

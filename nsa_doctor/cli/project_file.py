@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.like import CONFIG_FILE, HUGGING_FACE
 from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import REFUSALS, shown, why
 
@@ -153,10 +154,15 @@ def _folder(path: Path, name: str) -> Path:
 
 def _options(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The options, with files named as they are found from the current folder."""
-    return {
+    found = {
         name: str(folder / value) if name in _FILES and (folder / str(value)).is_file() else value
         for name, value in options.items()
     }
+    subject = str(options.get("subject", ""))
+    described = folder / subject.removeprefix(HUGGING_FACE)
+    if subject.startswith(HUGGING_FACE) and (described.is_file() or (described / CONFIG_FILE).is_file()):
+        found["subject"] = f"{HUGGING_FACE}{os.path.relpath(described)}"
+    return found
 
 
 def _kind(value: object) -> str:

@@ -1,6 +1,7 @@
 """What in a folder may be examined: modules, factories and attention functions, read from their source, never run."""
 
 import ast
+import json
 import os
 import re
 import warnings
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nsa_doctor.cli.function_signature import convention, spec_by_default
+from nsa_doctor.cli.proposal import Proposal
+from nsa_doctor.core.like import CONFIG_FILE, HUGGING_FACE
 from nsa_doctor.core.syntax import annotated_name
 
 _MOST_FILES, _MOST_BYTES, _DEEPEST = 2000, 1 << 20, 8
@@ -23,54 +26,8 @@ _NAMES = {  # the larger, the likelier it is what a person wants examined
 }
 _BODY = re.compile(r"softmax|scaled_dot_product_attention|flash_attn|flex_attention")
 _MADE = {"Module": 0, "Adapter": 10, "Subject": 10}  # what a factory may return; the last two are made for nsa-doctor
-FACTORY = "doctor_subject.py"
-_FACTORY = '''\
-"""What nsa-doctor examines: written by `nsa-doctor init`, to be changed as you like."""
-
-from {module} import {names}
-
-
-def make():
-    return {call}
-'''
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """One thing that may be examined; `missing` are arguments it cannot be built without, `folder` where it is from.
-
-    `made_with` are arguments that it needs too, each with a class of that module that needs none: a factory is written
-    for it, in a file of its own. `like` and `spec` are guesses of how a function is called and what it computes.
-    """
-
-    module: str
-    name: str
-    place: str
-    weight: int
-    like: str | None = None
-    spec: str | None = None
-    missing: tuple[str, ...] = ()
-    made_with: tuple[tuple[str, str], ...] = ()
-    folder: str = "."
-    words: str = ""
-
-    @property
-    def subject(self) -> str:
-        """What `--subject` takes; `words`, where a person has given them."""
-        if self.made_with:
-            return f"{FACTORY.removesuffix('.py')}:make"
-        return self.words or f"{'fn:' if self.like else ''}{self.module}:{self.name}"
-
-    @property
-    def factory(self) -> str:
-        """The text of the file that makes it of its arguments."""
-        names = ", ".join(sorted({self.name, *dict(self.made_with).values()}, key=lambda name: (name.lower(), name)))
-        return _FACTORY.format(module=self.module, names=names, call=self.call)
-
-    @property
-    def call(self) -> str:
-        """How it is made of its arguments."""
-        return f"{self.name}({', '.join(f'{name}={kind}()' for name, kind in self.made_with)})"
+_CONFIGURATION = re.compile(r"(\w*_)?(config|configuration|cfg|args)")  # what a parameter of no type is called
+_CONFIG_CLASS = re.compile(r"(\w*?)(Config|Configuration|Args)")
 
 
 @dataclass(frozen=True)
@@ -82,12 +39,23 @@ class _File:
 
 
 def proposals(root: Path) -> list[Proposal]:
-    """All that was found, what is most probably meant first; what cannot be built without arguments comes last."""
+    """All that was found, what is most probably meant first: modules before functions that may be parts of theirs.
+
+    What cannot be called with one tensor comes behind both, and what cannot be built without arguments last.
+    """
     files = list(_files(root))
     classes = {node.name: node for file in files for node in file.tree.body if isinstance(node, ast.ClassDef)}
     modules = {name for name in classes if _is_module(name, classes, 0)}
     found = [each for file in files for each in _in_file(file, modules, classes)]
-    return sorted(found, key=lambda each: (bool(each.missing), -each.weight, each.place.count("/"), each.subject))
+    found += _of_transformers(root)
+    return sorted(found, key=_rank)
+
+
+def _rank(proposal: Proposal) -> tuple[bool, bool, bool, int, int, str]:
+    """What sorts before is more probably meant; a module of which no name speaks of attention is like any function."""
+    is_module = proposal.like is None and proposal.weight > 0
+    depth = proposal.place.count("/")
+    return bool(proposal.missing), not proposal.is_called, not is_module, -proposal.weight, depth, proposal.own_subject
 
 
 def _files(root: Path) -> Iterator[_File]:
@@ -102,6 +70,17 @@ def _files(root: Path) -> Iterator[_File]:
         tree = _tree(path)
         if tree is not None and parts and all(part.isidentifier() for part in parts):
             yield _File(".".join(parts), folder, str(path.relative_to(root)), tree)
+
+
+def _of_transformers(root: Path) -> Iterator[Proposal]:
+    """The model that a config.json of transformers in the folder describes."""
+    path = root / CONFIG_FILE
+    try:
+        described = json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size <= _MOST_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(described, dict) and isinstance(described.get("model_type"), str):
+        yield Proposal(module="", name="", place=CONFIG_FILE, weight=1, words=f"{HUGGING_FACE}{CONFIG_FILE}")
 
 
 def _python_files(folder: Path, depth: int) -> Iterator[Path]:
@@ -135,12 +114,11 @@ def _tree(path: Path) -> ast.Module | None:
 def _in_file(file: _File, modules: set[str], classes: dict[str, ast.ClassDef]) -> Iterator[Proposal]:
     for node in file.tree.body:
         if isinstance(node, ast.ClassDef) and node.name in modules and not node.name.startswith("_"):
-            if _method(node, "forward") is not None:
-                constructor = _constructor(node, classes, 0)
-                missing = _required(constructor, is_method=True)
-                kinds = {name: _makes_itself(constructor, name, classes) for name in missing if constructor is not None}
+            if (forward := _method(node, "forward")) is not None:
+                asked = _required(forward, is_method=True)
                 parts = " ".join(_parts(node, modules, classes))
-                yield _proposed(file, node, made=parts, needs=kinds)
+                proposed = _proposed(file, node, made=parts, needs=_needed(node, file, classes))
+                yield replace(proposed, asked=tuple(asked) if len(asked) > 1 else ())
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             if (like := convention(node)) is not None:
                 yield replace(_proposed(file, node, like=like), spec=spec_by_default(node))
@@ -225,6 +203,39 @@ def _required(function: ast.FunctionDef | None, *, is_method: bool) -> list[str]
     return positional + keywords
 
 
+def _needed(node: ast.ClassDef, file: _File, classes: dict[str, ast.ClassDef]) -> dict[str, str]:
+    """The arguments that a module cannot be built without, each with a class that needs none, or "" where none is."""
+    constructor = _constructor(node, classes, 0)
+    if constructor is None:
+        return {}
+    return {
+        name: _makes_itself(constructor, name, classes) or _configuration_beside(node, name, file)
+        for name in _required(constructor, is_method=True)
+    }
+
+
+def _configuration_beside(node: ast.ClassDef, name: str, file: _File) -> str:
+    """The dataclass of the file whose defaults make the configuration that a parameter is named after; else "".
+
+    One that is named after the module is it, as GPTConfig after GPT, or the only one.
+    """
+    if not _CONFIGURATION.fullmatch(name):
+        return ""
+    kinds = [each for each in file.tree.body if isinstance(each, ast.ClassDef) and _is_whole(each)]
+    stems = {each.name: named[1] for each in kinds if (named := _CONFIG_CLASS.fullmatch(each.name))}
+    own = [kind for kind, stem in stems.items() if node.name.startswith(stem)]
+    if own:
+        return max(own, key=len)
+    return next(iter(stems)) if len(stems) == 1 else ""
+
+
+def _is_whole(node: ast.ClassDef) -> bool:
+    """Whether it is a dataclass that needs no arguments."""
+    decorators = {annotated_name(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list}
+    fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+    return "dataclass" in decorators and not node.bases and all(each.value for each in fields)
+
+
 def _makes_itself(constructor: ast.FunctionDef, name: str, classes: dict[str, ast.ClassDef]) -> str:
     """The class that a parameter is annotated with, if it is one of the folder that needs no arguments; else ""."""
     given = constructor.args
@@ -234,10 +245,8 @@ def _makes_itself(constructor: ast.FunctionDef, name: str, classes: dict[str, as
     if kind not in classes:
         return ""
     own = classes[kind]
-    decorators = {annotated_name(each.func if isinstance(each, ast.Call) else each) for each in own.decorator_list}
-    if "dataclass" in decorators:
-        is_whole = not own.bases and all(each.value for each in own.body if isinstance(each, ast.AnnAssign))
-        return kind if is_whole else ""
+    if _is_whole(own):
+        return kind
     made_by = _constructor(own, classes, 0)
     return kind if made_by is not None and not _required(made_by, is_method=True) else ""
 

@@ -4,7 +4,7 @@ import re
 
 CONVENTIONS = ("sdpa", "flash", "flash_varlen", "flash_kvcache", "flex", "hf", "nsa", "native")
 FUNCTION = "fn:"
-HUGGING_FACE, LIBRARY = "hf:", "transformers"
+HUGGING_FACE, LIBRARY, CONFIG_FILE = "hf:", "transformers", "config.json"
 
 _MODEL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.like import CONFIG_FILE
 from nsa_doctor.subject.contract import SubjectUnusableError
 
 _INSTALL = "pip install 'transformers>=5.23'"
@@ -44,11 +45,15 @@ def config_class(model_type: str) -> Any:
 
 
 def named_config(name: str) -> tuple[str, dict[str, Any]]:
-    """Type and values of what stands behind `hf:`, a model type or a path to a config.json.
+    """Type and values of what stands behind `hf:`, a model type, or a path to a config.json or to its folder.
+
+    A type goes before a folder of its name.
 
     Raises SubjectUnusableError for a file that is no configuration.
     """
     path = Path(name)
+    if (path / CONFIG_FILE).is_file() and name not in causal_types():
+        path = path / CONFIG_FILE
     if path.suffix != ".json":
         return name, {}
     read = attempt(lambda: json.loads(path.read_text(encoding="utf-8")))

@@ -13,7 +13,8 @@ from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.cli.project_file import FILE, find_project_file
-from nsa_doctor.cli.proposals import FACTORY, Proposal, proposals
+from nsa_doctor.cli.proposal import FACTORY, Proposal
+from nsa_doctor.cli.proposals import proposals
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.text import counted, escaped, joined
@@ -56,7 +57,7 @@ def init(
         from nsa_doctor.cli.evidence import read_gate_option
 
         read_gate_option(policy)
-    if chosen.made_with:
+    if chosen.needs_factory:
         _write_factory(chosen, overwrite)
     write_whole(path, text)
     others = [each for each in found if each != chosen and not each.missing]
@@ -89,12 +90,12 @@ def _write_factory(chosen: Proposal, overwrite: bool) -> None:
 
 
 def _how_made(chosen: Proposal) -> str:
-    return f"written: {FACTORY}: makes {chosen.call}; change it to examine another\n" if chosen.made_with else ""
+    return f"written: {FACTORY}: makes {chosen.made}; change it to examine another\n" if chosen.needs_factory else ""
 
 
 def _named(subject: str, like: str | None, found: Sequence[Proposal]) -> Proposal:
     """What was asked for by name, with what was read of it."""
-    known = next((each for each in found if each.subject == subject), None)
+    known = next((each for each in found if each.own_subject == subject), None)
     if known is not None and known.missing:
         raise UsageError(_needs(known))
     if known is not None:
@@ -135,19 +136,18 @@ def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
         )
         lines.append(_spec_line(chosen.spec))
     if chosen.folder != ".":
-        folders = [chosen.folder, *(["."] if chosen.made_with else [])]
+        folders = [chosen.folder, *(["."] if chosen.needs_factory else [])]
         lines.append(f"path = [{', '.join(map(_quoted, folders))}]  # where its package lies")
     lines.append(f"policy = {_quoted(policy)}  # what go-no-go requires; `nsa-doctor gate-init` drafts one of your own")
     lines.append('profile = "quick"  # smoke (10 s), quick (a minute) or full (ten minutes)')
-    others = [each for each in found if each.subject != chosen.subject]
+    others = [each for each in found if each.own_subject != chosen.own_subject]
     if others:
         lines.append("\n# Found here too:")
     for each in others[:_MOST_OTHERS]:
         like = f", like = {_quoted(each.like)}" if each.like else ""
         missing = each.missing or [name for name, _ in each.made_with]
         needs = f", which needs {joined(missing)}" if missing else ""
-        name = f"{each.module}:{each.name}" if each.made_with else each.subject
-        lines.append(f"# subject = {_quoted(name)}{like}  ({escaped(each.place)}{escaped(needs)})")
+        lines.append(f"# subject = {_quoted(each.own_subject)}{like}  ({escaped(each.place)}{escaped(needs)})")
     return "\n".join(lines) + "\n"
 
 

@@ -11,6 +11,7 @@ import torch
 
 from nsa_doctor.adapters.hugging_face import room
 from nsa_doctor.adapters.hugging_face.build import build_model
+from nsa_doctor.adapters.hugging_face.installed import named_config
 from nsa_doctor.adapters.hugging_face.small_config import small_values
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.cli.main import serve
@@ -73,6 +74,17 @@ def test_special_tokens_lie_below_those_that_are_drawn_and_nothing_is_dropped():
     assert values["pad_token_id"] == 0
     assert values["eos_token_id"] == 2
     assert values["attention_dropout"] == 0.0
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_folder_is_its_config_json_and_a_type_goes_before_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    for folder in (tmp_path, tmp_path / "tiny"):
+        (folder / "config.json").write_text(json.dumps({"model_type": "tiny", "folder": folder.name}))
+    assert named_config(".") == named_config("config.json") == ("tiny", {"folder": tmp_path.name})
+    assert named_config("./tiny") == ("tiny", {"folder": "tiny"})
+    assert named_config("tiny") == ("tiny", {})
 
 
 @pytest.mark.usefixtures("installed")

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.probes.tensors.answer import split_answer
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
-from tests.gallery.faulty.unusual import two_inputs
 
 
 @pytest.mark.parametrize(
@@ -63,46 +61,6 @@ class _OfOtherWidth(nn.Linear):
 def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject() -> None:
     with pytest.raises(SubjectUnusableError, match="say what it takes with --input and --width"):
         adapt(SubjectRequest(spec="x:y", lengths=(16,)), _OfOtherWidth)
-
-
-class _Attends(nn.Module):
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object = None) -> torch.Tensor:
-        return query + key + value
-
-
-class _Rotates(nn.Module):
-    def forward(self, x: torch.Tensor, start: int, *, table: torch.Tensor) -> torch.Tensor:
-        return x * table[start]
-
-
-@pytest.mark.parametrize("said", [{}, {"input": "embeddings", "width": 3}], ids=["guessed", "said"])
-@pytest.mark.parametrize(
-    ("make", "asked", "call"),
-    [
-        (_Attends, "query, key and value", "module(x, x, x)"),
-        (_Rotates, "x, start and table", "module(x, start=…, table=…)"),
-        (two_inputs, "query and memory", "module(x, memory=…)"),
-    ],
-    ids=["queries, keys and values", "others", "a memory"],
-)
-def test_a_forward_that_asks_for_more_than_its_input_is_refused_with_the_adapter_for_it(
-    make: Callable[[], nn.Module], asked: str, call: str, said: dict[str, Any]
-) -> None:
-    with pytest.raises(SubjectUnusableError) as refused:
-        adapt(SubjectRequest(spec="mha:Attention", lengths=(16,), **said), make)
-    assert str(refused.value) == (
-        f"subject mha:Attention is given one tensor, and its forward asks for {asked}: name a function that returns "
-        f"nsa_doctor.Adapter(make=Attention, call=lambda module, x: {call})"
-    )
-
-
-def test_a_forward_that_a_hook_gives_more_is_taken() -> None:
-    def make() -> nn.Module:
-        module = nn.Bilinear(64, 64, 64)
-        module.register_forward_pre_hook(lambda _module, given: (given[0], given[0]))
-        return module
-
-    assert adapt(SubjectRequest(spec="x:y", lengths=(16,)), make).input == "embeddings"
 
 
 def test_a_guess_that_the_user_answers_for_is_taken() -> None:

@@ -56,6 +56,31 @@ SUBJECTS = {
     ),
     "what holds the attention": ({"quill.py": NEEDY + HOLDER}, "quill:Quill", "foreign"),
     "function": ({"kernels.py": "def attend(q, k, v, scale=1.0): ...\n"}, "fn:kernels:attend", "function"),
+    "a module before a function that may be its part": (
+        {
+            "a.py": "def attend(q, k, v): return (q @ k.mT).softmax(-1) @ v\n",
+            "b.py": BARE.replace("Attention", "Model"),
+        },
+        "b:Model",
+        "foreign",
+    ),
+    "a function before any module": (
+        {"b.py": "def attention(q, k, v): ...\n", "a.py": BARE.replace("Attention", "Norm")},
+        "fn:b:attention",
+        "function",
+    ),
+    "what is called with one tensor": (
+        {"a.py": BARE.replace("(self, x)", "(self, x, table)"), "b.py": BARE.replace("Attention", "Layer")},
+        "b:Layer",
+        "foreign",
+    ),
+    "a configuration of transformers": ({"config.json": '{"model_type": "llama"}'}, "hf:config.json", "foreign"),
+    "a configuration of something else": ({"config.json": "[]", "a.py": BARE}, "a:Attention", "foreign"),
+    "a module beside a configuration": (
+        {"config.json": '{"model_type": "llama"}', "a.py": BARE.replace("Attention", "Model")},
+        "a:Model",
+        "foreign",
+    ),
     "not tests": ({"tests/attn.py": BARE, "test_a.py": BARE, "mixer.py": BARE}, "mixer:Attention", "foreign"),
 }
 
@@ -119,9 +144,7 @@ def test_heads_stand_before_tokens_where_queries_are_multiplied_by_keys_as_they_
         ("q, k, v", '# spec = "causal"  # or full'),
     ],
 )
-def test_what_a_function_computes_is_guessed_by_a_default_or_asked_for(
-    folder: Path, arguments: str, line: str
-) -> None:
+def test_what_a_function_computes_is_guessed_by_a_default_or_asked_for(folder: Path, arguments: str, line: str) -> None:
     write(folder, "kernels.py", f"def attend({arguments}): ...\n")
     assert serve(["init"]) == 0
     assert f"\n{line}" in (folder / FILE).read_text()
@@ -167,6 +190,58 @@ def test_what_is_made_of_configurations_with_defaults_gets_a_factory(
     assert "return Attention(config=Config(), gate=Gate())" in text
     assert "makes Attention(config=Config(), gate=Gate())" in capsys.readouterr().out
     assert serve(["init", "--overwrite"]) == 0
+
+
+BY_NAME = """
+from dataclasses import dataclass
+@dataclass
+class {first}:
+    dim: int = 64
+@dataclass
+class {second}:
+    dim: int = 64
+class GPT(nn.Module):
+    def __init__(self, {parameter}): ...
+    def forward(self, ids): return ids
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "parameter", "kind"),
+    [
+        ("TrainConfig", "GPTConfig", "config", "GPTConfig"),
+        ("ModelArgs", "Batch", "args", "ModelArgs"),
+        ("TrainConfig", "DataConfig", "config", None),
+        ("GPTConfig", "Batch", "dim", None),
+        ("GPT2Config", "GPTConfig", "model_cfg", "GPTConfig"),
+    ],
+)
+def test_a_configuration_is_found_by_its_name_where_no_annotation_says_it(
+    folder: Path, first: str, second: str, parameter: str, kind: str | None
+) -> None:
+    write(folder, "model.py", BY_NAME.format(first=first, second=second, parameter=parameter))
+    (found,) = proposals(folder)
+    assert found.made_with == (() if kind is None else ((parameter, kind),))
+    assert found.missing == (() if kind is not None else (parameter,))
+
+
+def test_a_module_that_was_found_is_made_when_it_is_named(folder: Path) -> None:
+    write(folder, "model.py", BARE + BY_NAME.format(first="GPTConfig", second="Batch", parameter="config"))
+    assert serve(["init", "--subject", "model:GPT"]) == 0
+    assert "return GPT(config=GPTConfig())" in (folder / "doctor_subject.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("constructor", "made"),
+    [("", "Attention"), ("    def __init__(self, config): ...\n", "lambda: Attention(config=Config())")],
+)
+def test_a_module_of_queries_keys_and_values_gets_an_adapter(folder: Path, constructor: str, made: str) -> None:
+    text = f"class Attention(torch.nn.Module):\n{constructor}    def forward(self, query, key, value, mask=None): ...\n"
+    write(folder, "attn.py", f"import torch\n@dataclass\nclass Config:\n    dim: int = 8\n{text}")
+    assert serve(["init"]) == 0
+    factory = (folder / "doctor_subject.py").read_text()
+    assert "\nfrom nsa_doctor import Adapter\n" in factory
+    assert f"return Adapter(make={made}, call=lambda module, x: module(x, x, x))" in factory
 
 
 @pytest.mark.parametrize("line", ["    dim: int", "    other: str"])

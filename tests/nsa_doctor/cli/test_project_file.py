@@ -79,6 +79,23 @@ def test_the_file_next_above_counts_and_pyproject_has_a_table_of_it(project: Pat
     assert [request.spec for request in asked] == ["outer:make", "inner:make"]
 
 
+@pytest.mark.parametrize(
+    ("said", "from_below"),
+    [("hf:config.json", "hf:../config.json"), ("hf:.", "hf:.."), ("hf:llama", "hf:llama"), ("hf:a:B", "hf:a:B")],
+)
+def test_a_configuration_of_transformers_is_found_from_a_folder_below(
+    project: Path, monkeypatch: pytest.MonkeyPatch, said: str, from_below: str
+) -> None:
+    (project / "config.json").write_text("{}")
+    (project / "below").mkdir()
+    (project / FILE).write_text(f'subject = "{said}"\n')
+    for folder, subject in ((project, said), (project / "below", from_below)):
+        monkeypatch.chdir(folder)
+        found = find_project_file(folder)
+        assert found is not None
+        assert found.options["subject"] == subject
+
+
 def test_nothing_above_the_repository_or_in_a_folder_that_anybody_writes_to_is_read(project: Path) -> None:
     (project / FILE).write_text('subject = "mine:make"\n')
     (project / "open" / "mine").mkdir(parents=True)
