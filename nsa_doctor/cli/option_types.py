@@ -19,8 +19,8 @@ Config = Annotated[str | None, typer.Option(help="Configuration file or built-in
 Subject = Annotated[
     str | None,
     typer.Option(
-        help="package.module:factory in place of nsa, fn:package.module:function, hf:MODEL_TYPE or "
-        "hf:package.module:Class, a model for transformers."
+        help="package.module:factory in place of nsa, fn:package.module:function, or a model for transformers: "
+        "hf:MODEL_TYPE, hf:FOLDER with a config.json, hf:package.module:Class."
     ),
 ]
 Input = Annotated[

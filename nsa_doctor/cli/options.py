@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -11,6 +10,7 @@ from typing import cast
 
 from nsa_doctor.cli.function_options import function_words
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
+from nsa_doctor.cli.subject_names import in_place_of_path, is_named
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES, Profile
 from nsa_doctor.core.declared import declarations
@@ -35,7 +35,6 @@ _MOST_REPEATS = 10_000
 _USUAL_JOBS = 4
 _LENGTHS_TO_ASK_AT = (64, 16)
 _ENTRY_POINTS = "nsa_doctor.subjects"
-_SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def examined(
@@ -54,7 +53,7 @@ def examined(
     `function` are the options of a command that examines functions too.
     """
     words = function_words(whom, function)
-    subject = None if whom.subject is None else _spec(whom.subject) if not words else whom.subject
+    subject = None if whom.subject is None else _spec(whom.subject, function is not None) if not words else whom.subject
     if subject is not None:
         if whom.config is not None:
             raise OptionError("--config is for the built-in subject and has no effect with --subject; leave one out")
@@ -66,7 +65,7 @@ def examined(
         raise OptionError("--spec is for a --subject; the built-in one is causal; leave it out")
     elif whom.train is not None:
         raise OptionError("--train is for a --subject; the built-in one has its own; leave it out")
-    if whom.train is not None and not _SPEC.fullmatch(whom.train):
+    if whom.train is not None and not is_named(whom.train):
         raise OptionError(f"--train must be package.module:function, got {whom.train!r}")
     if whom.size is not None and not (subject or "").startswith(HUGGING_FACE):
         raise OptionError("--size is for a --subject hf:…, a model of transformers; leave it out")
@@ -114,15 +113,19 @@ def device_option(device: str) -> str:
     return one_of("--device", device, ("cpu", "cuda"))
 
 
-def _spec(subject: str) -> str:
+def _spec(subject: str, takes_functions: bool) -> str:
     """`package.module:factory` as it is; the name of an entry point as what it stands for."""
-    if _SPEC.fullmatch(subject) or (len(subject) > len(HUGGING_FACE) and subject.startswith(HUGGING_FACE)):
+    if is_named(subject) or (len(subject) > len(HUGGING_FACE) and subject.startswith(HUGGING_FACE)):
         return subject
     known = {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}
     if subject in known:
         return known[subject]
     names = f" or one of {', '.join(sorted(known))}" if known else ""
-    raise OptionError(f"--subject must be package.module:factory, hf:MODEL_TYPE{names}, got {subject!r}")
+    functions = ", fn:package.module:function" if takes_functions else ""
+    raise OptionError(
+        f"--subject must be package.module:factory{functions}, hf:MODEL_TYPE{names}, got {subject!r}"
+        f"{in_place_of_path(subject)}"
+    )
 
 
 def sweep_request(
