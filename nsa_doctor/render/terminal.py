@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 
 from rich.console import Console
 from rich.style import Style
@@ -46,7 +47,7 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     if report.command != "sweep" and report.verdict is None:
         console.print()
         for line in fuzz_targets(report) if report.command == "fuzz" else overview(report):
-            console.print(escaped(line))
+            console.print("\n".join(_in_columns(escaped(line), width)), soft_wrap=True)
     if report.throughput:
         console.print()
     for part in speed_parts(report.throughput):
@@ -69,10 +70,18 @@ def _print_ruling(console: Console, report: Report, policy_verdict: PolicyVerdic
     console.print(Text(escaped(headline(report, policy_verdict)), style="bold"))
     console.print()
     for label, text in ruling_lines(report, policy_verdict):
-        whole = Text(escaped(text))
-        lines = [whole] if label == "reproduce" else whole.wrap(console, console.width - _LABEL_WIDTH)
-        for index, line in enumerate(lines or [whole]):
-            console.print(Text(f"{'' if index else label:<{_LABEL_WIDTH}}{line.plain}"), soft_wrap=True)
+        whole = escaped(text)
+        lines = [whole] if label == "reproduce" else _in_columns(whole, console.width - _LABEL_WIDTH)
+        for index, line in enumerate(lines):
+            console.print(Text(f"{'' if index else label:<{_LABEL_WIDTH}}{line}"), soft_wrap=True)
+
+
+def _in_columns(text: str, width: int) -> list[str]:
+    """The text in lines; behind columns, which two blanks set apart, it goes on below where it began."""
+    start = text.rfind("  ") + 2 if "  " in text else 0
+    start = start if start <= width // 2 else 0
+    first, *further = wrap(text[start:], width - start, break_on_hyphens=False) or [""]
+    return [text[:start] + first, *(" " * start + line for line in further)]
 
 
 def _print_tables(console: Console, parts: Iterable[tuple[str, Table | None]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import xmlschema
 
 from nsa_doctor.core import registry
-from nsa_doctor.core.finding import Report
+from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.formats import FORMATS, format_of, render_as
 from nsa_doctor.render.reading import parse_report
@@ -56,6 +56,20 @@ def test_a_report_looks_like_its_golden_file(form: str, golden: Callable[[str, s
 @pytest.mark.parametrize("form", ["json", "md", "junit", "sarif", "github"])
 def test_a_ruling_looks_like_its_golden_file(form: str, golden: Callable[[str, str], None], manuals: None) -> None:
     golden(f"ruling.{GOLDEN[form]}", render_as(ruled(), form))
+
+
+@pytest.mark.parametrize("make", [examined, ruled])
+def test_what_a_family_s_line_goes_on_with_stands_below_its_counts(make: Callable[[], Report]) -> None:
+    results = [
+        Result(code=f"FWD{number}", name="x", verdict=verdict, reason="it crashed")
+        for number, verdict in enumerate([*[Verdict.FAIL] * 3, *[Verdict.CRASH] * 3, *[Verdict.TIMEOUT] * 3], start=101)
+    ]
+    lines = render_as(replace(make(), results=tuple(results)), "terminal").splitlines()
+    (start,) = [index for index, line in enumerate(lines) if "FWD  forward" in line]
+    column = lines[start].index("3 FAIL")
+    assert lines[start + 1][:column].strip() == ""
+    assert lines[start + 1][column] != " "
+    assert max(len(line) for line in lines[start : start + 2]) <= 80
 
 
 @pytest.mark.parametrize(
