@@ -44,7 +44,7 @@ class ReportOptions:
 
     form: given.Format = None
     output: given.Output = None
-    quiet: given.Quiet = False
+    quiet: given.QuietReport = False
     traceback: given.Traceback = False
 
 

@@ -80,7 +80,8 @@ Format = Annotated[
     ),
 ]
 Output = Annotated[Path | None, typer.Option(help="Write the report to this file too.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, and no report beside that of --output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+QuietReport = Annotated[bool, typer.Option("--quiet", help="No progress, and with --output no report here.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")]
 PolicyFile = Annotated[
     str | None,

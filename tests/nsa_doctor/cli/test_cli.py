@@ -204,6 +204,19 @@ def test_a_check_is_explained_by_its_name_too(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith("NAN101 output-not-finite\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "is_silenced"), [("run", True), ("sweep", True), ("go-no-go", False), ("matrix", False)]
+)
+def test_the_help_of_quiet_says_which_reports_it_silences(
+    command: str, is_silenced: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert serve([command, "--help"]) == 0
+    (line,) = [each.strip() for each in capsys.readouterr().out.splitlines() if "--quiet" in each]
+    assert ("with --output no report here" in line) is is_silenced
+    assert is_silenced or line.endswith("No progress.")
+
+
 @pytest.mark.parametrize("words", [["-h"], ["sweep", "-h"], ["go-no-go", "-h"]], ids=" ".join)
 def test_the_short_option_of_help_is_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(words) == serve([*words[:-1], "--help"]) == 0
