@@ -32,6 +32,13 @@ def test_every_make_target_it_names_exists() -> None:
     assert {"doctor", "test"} <= set(re.findall(r"\bmake (?:PYTHON=\S+ )?(\w[\w-]*)", README)) <= targets
 
 
+def test_what_is_installed_in_a_project_of_ones_own_is_the_folder_of_the_doctor() -> None:
+    own = README.partition("## Your own module")[2].partition("## ")[0]
+    installed = re.findall(r"pip install (?!-)'?([^\s'`]+)", own)
+    assert len(installed) == 2
+    assert all(each.startswith("/path/to/nsa-doctor") for each in installed)
+
+
 def test_every_command_it_shows_takes_the_options_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
