@@ -63,9 +63,11 @@ def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> list[Broadc
     return broadcasts(*call_of_seam(subject, seam, rows, length))
 
 
-def call_of_seam(subject: Subject, seam: str, rows: int, length: int) -> tuple[BuiltModule, Callable[[], Any]]:
+def call_of_seam(
+    subject: Subject, seam: str, rows: int, length: int, *, is_randomised: bool = True
+) -> tuple[BuiltModule, Callable[[], Any]]:
     """The subject built afresh, and a call of that seam with so many rows of so many tokens."""
-    sp = built(subject, mode="train")
+    sp = built(subject, mode="train", is_randomised=is_randomised)
     x = sp.input(length, rows)
     call: Callable[[], Any]
     if seam == "loss":

@@ -1,10 +1,12 @@
 """FWD227 neighbours-never-read
 
 Detects: tokens that read what is near and all that is far, and skip a block between, whatever the input is; a
-    sequence in two halves that never read each other, though neighbours at that place do in a longer one; and a
-    module that projects queries, keys and values and in which no token reads another.
+    sequence in two halves that never read each other, though neighbours at that place do in a longer one; tokens many
+    of which read themselves, and many others alone, as where outputs are laid out in another order than they came in;
+    and a module that projects queries, keys and values and in which no token reads another.
 Matters: what stands in the gap reaches those tokens by no way, and the loss still falls.
-Fix: count the levels, or the shares, by which a sequence is divided: one of them is left out.
+Fix: count the levels, or the shares, by which a sequence is divided: one of them is left out. Where blocks were taken
+    apart, put them together by the same axes: `reshape` keeps the order of memory.
 
 Example:
     # faulty
@@ -23,8 +25,9 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.attention.read_tokens import readers
-from nsa_doctor.probes.attention.token_gaps import halves, projects_all_three, skipped_blocks
+from nsa_doctor.probes.attention.token_gaps import halves, projects_all_three, skipped_blocks, strangers
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
@@ -73,6 +76,11 @@ def _gap(sp: BuiltModule, read: Tensor) -> str:
                 f"tokens before {at} and from it on never read each other at S={_LENGTH}; "
                 f"at S={2 * _LENGTH}, tokens {at - 1} and {at} do"
             )
+    if apart := strangers(read):
+        return (
+            f"{len(apart)} of {_LENGTH} tokens read others and never themselves, as the rest do, at S={_LENGTH}, "
+            f"whatever the input: {numbers(apart)}"
+        )
     return ""
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _LEAST_SHARE = 0.25  # of the tokens skip a block
+_LEAST_OWN = 0.1  # of them read themselves, and do not, where places are mixed up
 _MOST_SHARE = 0.25  # of a sequence is what one of them skips
 _PROJECTED = ({"q", "query", "queries"}, {"k", "key", "keys", "kv"}, {"v", "value", "values", "kv"})
 _FUSED = {"qkv", "wqkv"}
@@ -99,6 +100,17 @@ def halves(read: Tensor) -> int | None:
         return None
     at = meet.index(False) + 1
     return None if bool(read[:at, at:].any() | read[at:, :at].any()) else at
+
+
+def strangers(read: Tensor) -> list[int]:
+    """Tokens that read others and not themselves, where many read themselves and every token is read.
+
+    All of them do where tokens are shifted, or what comes before is foretold; what is never read was left out.
+    """
+    own = read.diagonal()
+    apart = read.any(1) & ~own
+    are_many = bool(_LEAST_OWN * len(read) <= apart.sum()) and bool(_LEAST_OWN * len(read) <= own.sum())
+    return apart.nonzero().flatten().tolist() if are_many and bool(read.any(0).all()) else []
 
 
 def _runs(values: list[bool]) -> list[tuple[bool, int, int]]:

@@ -34,6 +34,9 @@ _INPUTS = re.compile(
     r"|data|obs|observations?|signals?|samples?|text|texts|sentences?|words|events?"
 )
 _ANSWERS = re.compile(r"(y_)?(logits?|preds?|predictions?|outputs?|hat|log_?probs)")
+_HANDLED = re.compile(
+    r"opt(im\w*)?|batch(_\w+)?|epoch|steps?|iteration|ind(ex|ices)|idx|weights?|scale|eps|device|args|c(on)?fi?g"
+)
 _FEW_LABELS = 4
 _DRAWS = 3
 
@@ -83,10 +86,14 @@ class LossCall:
                 given[name] = None if batch.targets is None else batch.targets.clone()
             elif role == "mask":
                 given[name] = self.meant(batch.keep)
+            elif role == "other":
+                others = sp.input(batch.x.shape[1], len(batch.x), seed=sp.subject.seed + 1)
+                given[name] = _of_rows(sp(others))
             else:
                 lengths = batch.lengths if role == "lengths" else batch.target_lengths
                 given[name] = lengths / batch.x.shape[1] if _is_of_shares(sp) else lengths.clone()
         x = sp(batch.x) if self.of_answers else batch.x.clone()
+        x = _of_rows(x) if "other" in self.takes else x
         seed_everything(sp.subject.seed + seed)
         with preserved_state(random_too=False):
             answer = getattr(sp.module, self.name)(x, **given)
@@ -116,17 +123,16 @@ def moved_by_losses(sp: BuiltModule, batch: Batch, names: Sequence[str]) -> dict
     """
     parameters = {name: each for name, each in sp.module.named_parameters() if name in names and each.requires_grad}
     found: dict[str, str] = {}
-    for name, function in _functions(sp.module):
+    for call in ways_to_call(sp.module, is_alone=True):
         tried = (
             attempt(partial(call.answer, sp, replace(batch, targets=targets), seed))
-            for call in _ways(name, function, sp.module.forward, is_alone=True)
             for targets in _targets(sp, call, batch)
             for seed in range(_DRAWS)
         )
         for loss in tried:
             if isinstance(loss, Tensor) and loss.requires_grad and len(found) < len(parameters):
                 given = attempt(partial(_given_gradients, loss, parameters))
-                found |= dict.fromkeys(given, name) if isinstance(given, list) else {}
+                found |= dict.fromkeys(given, call.name) if isinstance(given, list) else {}
     return found
 
 
@@ -141,24 +147,45 @@ def _is_of_shares(sp: BuiltModule) -> bool:
     return any("share of its tokens" in note for note in sp.subject.notes)
 
 
-def ways_to_call(module: nn.Module) -> Iterator[LossCall]:
-    """Each way in which a loss of the module may be called by its names; none of them has been tried."""
+def ways_to_call(module: nn.Module, *, is_alone: bool = False) -> Iterator[LossCall]:
+    """Each way in which a loss of the module may be called by its names; none of them has been tried.
+
+    is_alone: those that take nothing but an input too, and those that take two answers.
+    """
     for name, function in _functions(module):
-        yield from _ways(name, function, module.forward)
+        yield from _ways(name, function, module.forward, is_alone=is_alone)
+    if is_alone:
+        yield from _ways_of_pairs(module)
+
+
+def _ways_of_pairs(module: nn.Module) -> Iterator[LossCall]:
+    """Methods that give a loss of two answers, such as the embeddings of texts and of their sounds."""
+    for name, function in _methods(module):
+        every = list(_parameters(function).values())
+        required = [each.name for each in every if each.default is each.empty and each.kind <= each.KEYWORD_ONLY]
+        are_answers = all(_role(each, module.forward) is None and not _HANDLED.fullmatch(each) for each in required)
+        if are_answers and len(required) == 2 and [each.name for each in every[:2]] == required:
+            yield LossCall(name, {"other": required[1]}, Tensor.bool, of_answers=True)
 
 
 def _functions(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Its forward, and the methods that by their name and first argument give a loss of an input or an answer."""
     yield "forward", module.forward
     first = next(iter(_parameters(module.forward)), "")
+    for name, method in _methods(module):
+        own = next(iter(_parameters(method)), "")
+        if own and (own == first or _INPUTS.fullmatch(own) or _ANSWERS.fullmatch(own)):
+            yield name, method
+
+
+def _methods(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The methods of its class that by their name give a loss."""
     for name in dir(type(module)):
         if not _LOSS.search(name) or _OTHERWISE.match(name) or hasattr(nn.Module, name):
             continue
         function = inspect.getattr_static(type(module), name)
         if inspect.isfunction(function) or isinstance(function, (staticmethod, classmethod)):
-            own = next(iter(_parameters(getattr(module, name))), "")
-            if own and (own == first or _INPUTS.fullmatch(own) or _ANSWERS.fullmatch(own)):
-                yield name, getattr(module, name)
+            yield name, getattr(module, name)
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
@@ -238,6 +265,11 @@ def _serves(sp: BuiltModule, function: Callable[..., Any], call: LossCall, batch
         if not optional:
             return True
         return bool(torch.isclose(first, replace(call, takes=others)(sp, whole), rtol=1e-5))
+
+
+def _of_rows(answer: Tensor) -> Tensor:
+    """[B, D] of an answer for each row, or for each of its tokens."""
+    return answer.flatten(1, -2).mean(1) if answer.ndim > 2 else answer
 
 
 def _number_of(answer: Any) -> Tensor:

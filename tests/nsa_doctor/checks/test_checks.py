@@ -227,7 +227,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD229": with_a_loss_of_targets,
     "GRD230": with_a_loss_of_targets,
     "GRD231": with_an_optimizer,
-    "GRD233": with_a_loss_of_targets,
+    **dict.fromkeys(("GRD233", "GRD235", "GRD236"), with_a_loss_of_targets),
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,
     "GRD217": with_a_loop,

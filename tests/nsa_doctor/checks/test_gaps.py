@@ -159,3 +159,67 @@ def test_what_half_precision_does_not_show_is_not() -> None:
 def test_what_is_sparse_or_dense_on_purpose_is_silent(name: str) -> None:
     result = examined(*HEALTHY[name])
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def as_they_lie(blocks: Tensor) -> Tensor:
+    """[rows, 2, 2, 4, 4, width] as [rows, 8, 8, width], by the order of memory: into other places."""
+    return blocks.reshape(len(blocks), 8, 8, -1)
+
+
+def by_their_axes(blocks: Tensor) -> Tensor:
+    return blocks.permute(0, 1, 3, 2, 4, 5).reshape(len(blocks), 8, 8, -1)
+
+
+class Blocks(nn.Module):
+    """The mean of each block of four by four of a map of eight by eight, beside each of its places."""
+
+    def __init__(self, put_back: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.put_back = nn.Linear(WIDTH, WIDTH), put_back
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 64)).view(-1, 2, 4, 2, 4, WIDTH)
+        blocks = self.layer(grid.permute(0, 1, 3, 2, 4, 5))
+        mixed = self.put_back(blocks.tanh() + blocks.mean((3, 4), keepdim=True))
+        return mixed.reshape(len(x), -1, WIDTH)[:, : x.shape[1]]
+
+
+class Read(nn.Module):
+    """What `moves` makes of tokens."""
+
+    def __init__(self, moves: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.moves = nn.Linear(WIDTH, WIDTH), moves
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.moves(self.layer(x))
+
+
+def every_second_twice(x: Tensor) -> Tensor:
+    return x[:, ::2].repeat_interleave(2, 1)[:, : x.shape[1]]
+
+
+def the_one_before(x: Tensor) -> Tensor:
+    return nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def the_mean_of_others(x: Tensor) -> Tensor:
+    return (x.sum(1, keepdim=True) - x) / x.shape[1]
+
+
+def test_blocks_that_are_put_back_in_another_order_are_found() -> None:
+    (finding,) = result_of(lambda: Blocks(as_they_lie)).findings
+    assert finding.message.startswith("32 of 64 tokens read others and never themselves, as the rest do, at S=64")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Blocks(by_their_axes),
+        *(lambda moves=moves: Read(moves) for moves in (every_second_twice, the_one_before, the_mean_of_others)),
+    ],
+    ids=["blocks", "every second", "before", "others"],
+)
+def test_tokens_that_all_read_themselves_or_are_left_out_are_not(make: Callable[[], nn.Module]) -> None:
+    result = result_of(make)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())

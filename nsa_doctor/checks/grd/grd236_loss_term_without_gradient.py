@@ -1,0 +1,58 @@
+"""GRD236 loss-term-without-gradient
+
+Detects: a number that a loss adds to another and that has no gradient, though it was computed from values that have
+    one: detached, or computed without gradients, before it was reduced.
+Matters: the term is logged, and goes down with the others or not, and trains nothing: a commitment, balance or
+    auxiliary loss that might as well not be there.
+Fix: detach the other side, as in `(z - codes.detach()).square()`; a number that is only to be seen is detached itself.
+
+Example:
+    # faulty
+    commitment = (z.detach() - codes.detach()).square().mean()
+    # correct
+    commitment = (z - codes.detach()).square().mean()
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.every_loss import first_seen
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.behaviour.loss_terms import dead_terms
+from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.subject.contract import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    seen = first_seen(subject, dead_terms)
+    if seen is None:
+        return
+    asked, each = seen
+    yield Finding(
+        message=f"{asked.name} adds a term of {each.value:.2g} that has no gradient: the way back ends here, "
+        f"and it is added at {each.added.short_line}",
+        where=in_subject(each.cut, asked.sp.module),
+        evidence={"loss": asked.name, "term": each.value},
+        repro=command_for(subject, "GRD236"),
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        output = subject.forward(module, x)
+        smooth = output.detach().diff(dim=1).square().mean()
+        loss = output.square().mean() + 0.1 * smooth
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return replace(subject, train_step=step)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102"))
