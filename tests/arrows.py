@@ -4,12 +4,13 @@ import ast
 import re
 import sys
 import tomllib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from tests.syntax_trees import children, walk
 
 PACKAGES = {  # package: our packages it may import
     "nsa": {"nsa"},
@@ -160,16 +161,18 @@ class Import:
 def wrong_arrows(root: Path) -> list[str]:
     """One line for each import or read of the environment under `root` that breaks a rule."""
     files = {name: path for package in PACKAGES for name, path in modules(root, package)}
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    imports = [found for name, tree in trees.items() for found in read_imports(name, tree, files, root)]
-    declared = declared_names(root)
+    declared, imports, wrong = declared_names(root), list[Import](), list[str]()
+    for name, path in files.items():  # one tree at a time: a million nodes at once are slow to look through for garbage
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        imports += read_imports(name, tree, files, root)
+        if "env" in text:
+            wrong += [f"{path.relative_to(root)}:{line}: {why}" for line, why in environment_reads(name, tree)]
     at_once: dict[str, list[Import]] = {}
     for found in imports:
         if found.at_once:
             at_once.setdefault(found.module, []).append(found)
-    wrong = [f"{found.place}: {why}" for found in imports if (why := objection(found, declared))]
-    for name, tree in trees.items():
-        wrong += [f"{files[name].relative_to(root)}:{line}: {why}" for line, why in environment_reads(name, tree)]
+    wrong += [f"{found.place}: {why}" for found in imports if (why := objection(found, declared))]
     return sorted(wrong + heavy_start(at_once))
 
 
@@ -196,12 +199,11 @@ def read_imports(module: str, tree: ast.Module, files: dict[str, Path], root: Pa
 
 def with_lateness(tree: ast.Module) -> Iterator[tuple[Any, bool]]:
     """Every node, and whether it runs later than the module's import, if at all."""
-    waiting: deque[tuple[ast.AST, bool]] = deque([(tree, False)])
-    while waiting:
-        node, late = waiting.popleft()
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    for node, late in waiting:
         late = late or is_late(node)
         yield node, late
-        waiting.extend((child, late) for child in ast.iter_child_nodes(node))
+        waiting += [(child, late) for child in children(node)]
 
 
 def is_late(node: ast.AST) -> bool:
@@ -283,7 +285,7 @@ def declared_names(root: Path) -> set[str]:
 def environment_reads(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     if module in READ_THE_ENVIRONMENT:
         return
-    for node in ast.walk(tree):
+    for node in walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) and node.module == "os" else []
         if isinstance(node, ast.Attribute):
             names = [node.attr]

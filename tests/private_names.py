@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from tests.arrows import IMPORTERS, PACKAGES, dotted, modules
+from tests.syntax_trees import walk
 
 INTERNAL = (
     *("nsa.nn.internal", "nsa.train.internal", "nsa.hf.internal", "nsa.ops.hopper.internal"),
@@ -26,25 +27,30 @@ UNPROMISED = ("torch.multiprocessing.reductions", "torch.utils.flop_counter")  #
 # Public by Python's own reference: of a named tuple, and of `os`.
 DOCUMENTED = frozenset({"_asdict", "_exit", "_fields", "_field_defaults", "_make", "_replace"})
 REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})  # of nn.Module
+_NAMING = (ast.Call, ast.Constant, ast.Import, ast.ImportFrom, ast.Compare)
 READERS = ("getattr", "hasattr", "setattr", "delattr", "object.__getattribute__", "object.__setattr__")
 
 
 def private_uses(root: Path) -> list[str]:
     """One line for each use under `root` of a name that is private and not ours."""
-    paths = {name: path for package in PACKAGES for name, path in modules(root, package)}
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths.items()}
-    own = {name for tree in trees.values() for name in defined_names(tree)}
+    own: set[str] = set()
+    may_be_wrong: list[tuple[Path, ast.AST]] = []
+    for package in PACKAGES:  # one tree at a time: a million nodes at once are slow to look through for garbage
+        for name, path in modules(root, package):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            own.update(defined_names(tree))
+            if name not in INTERNAL:
+                may_be_wrong += [(path, node) for node in walk(tree) if may_be_a_use(node)]
     return [
-        f"{paths[name].relative_to(root)}:{line}: {what}"
-        for name, tree in trees.items()
-        if name not in INTERNAL
-        for line, what in uses(tree, own)
+        f"{path.relative_to(root)}:{node.lineno}: {ast.unparse(node)}"
+        for path, node in may_be_wrong
+        if is_use(node, own)
     ]
 
 
 def defined_names(tree: ast.AST) -> Iterator[str]:
     """Names of functions, classes, variables and attributes that a module defines."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -55,9 +61,20 @@ def defined_names(tree: ast.AST) -> Iterator[str]:
 
 def uses(tree: ast.AST, own: set[str]) -> Iterator[tuple[int, str]]:
     """Line and text of each use in one module, where `own` are the names that our packages define."""
-    for node in ast.walk(tree):
-        if any(is_foreign(name, of, own) for of, name in names_read(node)) or any(map(is_unpromised, imported(node))):
+    for node in walk(tree):
+        if may_be_a_use(node) and is_use(node, own):
             yield getattr(node, "lineno", 0), ast.unparse(node)
+
+
+def may_be_a_use(node: ast.AST) -> bool:
+    """Whether it names something private, or imports anything, whoever defines that."""
+    if isinstance(node, ast.Attribute):
+        return is_private(node.attr)
+    return isinstance(node, _NAMING) and (any(names_read(node)) or any(map(is_unpromised, imported(node))))
+
+
+def is_use(node: ast.AST, own: set[str]) -> bool:
+    return any(is_foreign(name, of, own) for of, name in names_read(node)) or any(map(is_unpromised, imported(node)))
 
 
 def names_read(node: ast.AST) -> Iterator[tuple[str, str]]:

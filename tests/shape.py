@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.syntax_trees import walk
+
 FOLDERS = ("examples", "nsa", "nsa_doctor", "regressions", "tests")
 DOCUMENTS = {"CHANGELOG.md", "CONTRIBUTING.md", "README.md"}
 # Code as others write it, which is what is examined there, and lists of what is changed in it.
@@ -13,6 +15,10 @@ FOREIGN = (
     *(Path("tests/gallery_functions", each) for each in ("hosts", "alone", "odd", "wrong", "healthy")),
 )
 CATCHES_EVERYTHING = {Path("nsa_doctor/core/errors.py"), Path("tests/gallery/faulty/swallowing.py")}
+_LOOKED_AT = (
+    *(ast.Name, ast.Attribute, ast.ImportFrom),
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler),
+)
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -39,9 +45,10 @@ def breaches(path: Path, text: str) -> Iterator[tuple[int, str]]:
             continue
         for document in set(re.findall(r"\b[A-Z][A-Z_]*\.md\b", line)) - DOCUMENTS:
             yield number, f"cites {document}, which is not in the repository"
-    for node in ast.walk(tree):
-        for breach in node_breaches(path, node):
-            yield getattr(node, "lineno", 1), breach
+    for node in walk(tree):
+        if isinstance(node, _LOOKED_AT):
+            for breach in node_breaches(path, node):
+                yield getattr(node, "lineno", 1), breach
 
 
 def max_lines(path: Path) -> int:

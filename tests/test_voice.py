@@ -10,6 +10,7 @@ import typer
 
 from nsa_doctor.cli.main import app
 from nsa_doctor.core import registry
+from tests.syntax_trees import walk
 
 ROOT = Path(__file__).parents[1]
 DOCTOR = ROOT / "nsa_doctor"
@@ -23,9 +24,9 @@ WIDTH = 80
 def strings(tree: ast.Module) -> Iterator[ast.Constant]:
     """Strings of several words that are no docstrings: what is printed."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+    bodies = [node.body for node in walk(tree) if isinstance(node, documented)]
     docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-    for node in ast.walk(tree):
+    for node in walk(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
         if is_text and id(node) not in docstrings:
             yield node
@@ -43,7 +44,7 @@ def test_no_message_holds_a_private_word() -> None:
 
 def public_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of the module's and of every public class's and function's; without `code` and a check's title."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and not getattr(node, "name", "").startswith(
             "_"
         ):
@@ -116,7 +117,7 @@ FOREIGN = ("gallery_code", "gallery_functions")  # code as others write it
 def private_identifiers(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of every identifier with a private word: names, attributes, arguments, imports, keywords."""
     line = 1
-    for node in ast.walk(ast.parse(source)):
+    for node in walk(ast.parse(source)):
         line = getattr(node, "lineno", line)
         for value in () if isinstance(node, ast.Constant) else vars(node).values():
             for name in value if isinstance(value, list) else [value]:
