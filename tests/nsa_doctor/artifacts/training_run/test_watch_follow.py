@@ -171,7 +171,7 @@ def start(*words):
 
 def test_a_run_that_is_really_going_on_is_followed_to_its_end(tmp_path):
     watching = start(
-        *("-m", "nsa_doctor", "watch", str(tmp_path / "run"), "--follow", "--every", "0.1", "--format", "json"),
+        *("-m", "nsa_doctor", "watch", str(tmp_path / "run"), "--follow", "--every", "0.5", "--format", "json"),
         *("--ignore", "TRN401,TRN403"),  # of a second's run beside other tests
     )
     training = start("-c", PROGRAM, str(tmp_path / "run"))

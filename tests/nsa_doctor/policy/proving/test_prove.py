@@ -114,7 +114,7 @@ def test_another_interpreter_examines_the_mutant_too(subject):
     checks = tuple(select(("FWD211",), (), "quick"))
     run = replace(request.module_checks, examination_request=examination, checks=checks)
     policy = Policy(name="test", require=[{"codes": ["FWD211"], "because": "it starts an interpreter"}])
-    proof = prove(replace(request, count=8, policy=policy, module_checks=run), go()).proof
+    proof = prove(replace(request, count=3, policy=policy, module_checks=run), go()).proof
     assert proof.number("missed") > 0
     assert not [mutant.by for mutant in proof.counted if mutant.by.startswith("FWD211")]
 
