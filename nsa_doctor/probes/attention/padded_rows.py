@@ -90,6 +90,13 @@ class PaddedRow:
         """What comes of the padded row in a batch without the other, which is as long as the batch is."""
         return self._masked(0, _SECOND)
 
+    def stretched(self, times: int) -> Tensor:
+        """The same with so many times as much padding behind it."""
+        x, keep = self._filled(0)[_SECOND], self._keep[_SECOND]
+        more = (times - 1) * self.num_padding
+        padding = x[:, -1:].expand(-1, more, *x.shape[2:])
+        return self._under(torch.cat((x, padding), 1), torch.cat((keep, keep.new_zeros(1, more)), 1))
+
     def is_mask_lost(self) -> bool:
         """Whether a mask of no padding gives the same, bit for bit."""
         return torch.equal(self._masked(0), self._masked(0, keep=torch.ones_like(self._keep)))

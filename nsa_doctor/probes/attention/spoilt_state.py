@@ -10,11 +10,11 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of
+from nsa_doctor.probes.hooks.write_lines import WriteLines
+from nsa_doctor.probes.internal import memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state_fields import fields_of, kept
 from nsa_doctor.probes.numerics.compare import Departure, departure
-from nsa_doctor.probes.tensors.operations import tensors_in, written_arguments
 
 _ROUNDINGS = 1e4  # as where two runs are followed to where they part
 
@@ -38,7 +38,7 @@ def spoilt_state(sp: BuiltModule, prompt: int) -> Spoilt | None:
     before, fields = kept(fields_of(state, "state")), fields_of(state, "state")
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
-    watcher = _Writes([field.value for field in fields.values() if isinstance(field.value, Tensor)], places)
+    watcher = WriteLines([field.value for field in fields.values() if isinstance(field.value, Tensor)], places)
     with watcher, places.watching():
         following = fields_of(_step(sp, x[:, prompt : prompt + 1], state)[1], "state")
     written = [path for path in fields if path in following and _is_spoilt(before, fields, following, path)]
@@ -51,7 +51,7 @@ def spoilt_state(sp: BuiltModule, prompt: int) -> Spoilt | None:
     departed = departure(found, right, torch.full(right.shape[:2], allowed, device=right.device))
     value = fields[written[0]].value
     assert isinstance(value, Tensor)
-    return None if departed is None else Spoilt(written[0], watcher.places.get(memory_of(value), Place()), departed)
+    return None if departed is None else Spoilt(written[0], watcher.line_of(value), departed)
 
 
 def _is_spoilt(before: Any, fields: Any, following: Any, path: str) -> bool:
@@ -75,19 +75,3 @@ def _step(sp: BuiltModule, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     with torch.no_grad():
         output, following = ask("step", lambda: step(sp.module, x.clone(), state), sp.module)
         return output.clone(), following
-
-
-class _Writes(DispatchWatcher):
-    """Where tensors are first written into, by their memory."""
-
-    def __init__(self, tensors: list[Tensor], places: Places) -> None:
-        super().__init__()
-        self.places: dict[Any, Place] = {}
-        self._memory, self._places = {memory_of(tensor) for tensor in tensors}, places
-
-    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
-        for tensor in tensors_in(written_arguments(func, args, kwargs)):
-            if (at := memory_of(tensor)) in self._memory and at not in self.places:
-                self.places[at] = self._places.here()[0]
-        return func(*args, **kwargs)

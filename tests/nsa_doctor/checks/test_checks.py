@@ -204,7 +204,7 @@ def with_a_cache_of_tokens(subject: Subject) -> Subject:
 
 OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD210": with_a_loss,
-    "FWD226": with_padding,
+    **dict.fromkeys(("FWD226", "FWD273"), with_padding),
     "FWD228": lambda subject: replace(subject, max_length=24),
     "FWD227": lambda subject: replace(subject, geometry=None),
     "FWD229": with_positions,

@@ -150,7 +150,11 @@ def test_what_decides_at_another_size_is_passed_over() -> None:
     ("code", "make", "words"),
     [
         ("GRD201", FirstAlone, "learnt by a part of what forward returns (encoder[1]) alone, which is not handed on"),
-        ("GRD201", Quantised, "3 parameters (stages.0.codes, stages.1.codes, stages.2.codes) learnt by the loss of loss"),
+        (
+            "GRD201",
+            Quantised,
+            "3 parameters (stages.0.codes, stages.1.codes, stages.2.codes) learnt by the loss of loss",
+        ),
         ("GRD208", Contrasted, "log_scale"),
         ("GRD208", PretrainedBy, "learnt by the loss of pretrain_loss alone"),
     ],
@@ -162,7 +166,9 @@ def test_what_is_needed_elsewhere_is_a_note(code: str, make: Callable[[], nn.Mod
     assert words in result.notes[0]
 
 
-@pytest.mark.parametrize(("code", "make"), [("GRD201", WithinItself), ("GRD201", NeverMoved), ("GRD208", Masks), ("GRD208", NeverHides)])
+@pytest.mark.parametrize(
+    ("code", "make"), [("GRD201", WithinItself), ("GRD201", NeverMoved), ("GRD208", Masks), ("GRD208", NeverHides)]
+)
 def test_what_nothing_needs_is_found(code: str, make: Callable[[], nn.Module]) -> None:
     (finding,) = run_check(registry.load(code), embedding_subject(make)).findings
     assert any(name in finding.message for name in ("update", "hidden", "stages.0.codes"))

@@ -1,0 +1,92 @@
+"""Buffers that training moves by what stands in the padding of a batch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.padded_rows import PaddedRow
+from nsa_doctor.probes.hooks.places import Places, definition_place
+from nsa_doctor.probes.hooks.write_lines import WriteLines
+from nsa_doctor.probes.internal import NORMS_BY_BATCH, part_at
+from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.subject.contract import Subject
+
+_ROUNDINGS = 1e4
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Buffers that one line has moved, by how much at most more or less for another padding, and that line.
+
+    by_amount: for more padding, and not for another content.
+    """
+
+    names: list[str]
+    most: float
+    place: Place
+    by_amount: bool
+    is_of_a_norm: bool
+
+
+def moved_by_padding(subject: Subject, length: int, padding: int) -> list[Moved]:
+    """Those of one call in training mode whose values differ with the padding; raises what the call raises.
+
+    What has the size of a row's tokens holds what was last seen, and no average.
+    """
+    sp = built(subject, mode="train")
+    before, sizes = _buffers(sp.module), {length, length + padding}
+    lines: dict[str, Place] = {}
+    calls: list[Callable[[PaddedRow], object]] = [
+        PaddedRow.output,
+        lambda row: row.output(padding=1),
+        PaddedRow.by_itself,
+        lambda row: row.stretched(2),
+    ]
+    after = [_after(subject, PaddedRow(sp, length, padding, is_left=False), call, lines) for call in calls]
+    groups: dict[tuple[str, int | None], Moved] = {}
+    for name, value in before.items():
+        values = [value, *(each[name] for each in after if name in each)]
+        alike = len(values) == 5 and len({each.shape for each in values}) == 1
+        if not alike or sizes & set(value.shape) or not value.is_floating_point() or not value.numel():
+            continue
+        _, first, second, short, stretched = values
+        apart = [float((one - other).abs().max()) for one, other in ((first, second), (short, stretched))]
+        least = _ROUNDINGS * torch.finfo(value.dtype).eps * max(float(each.abs().max()) for each in values)
+        if max(apart) > least and not torch.equal(value, first):
+            place = _place(sp, name, lines)
+            is_of_a_norm = isinstance(part_at(sp.module, name.rpartition(".")[0]), NORMS_BY_BATCH)
+            found = Moved([], max(apart), place, apart[0] <= least, is_of_a_norm)
+            groups.setdefault((place.file, place.line), found).names.append(name)
+    return list(groups.values())
+
+
+def _after(
+    subject: Subject, row: PaddedRow, call: Callable[[PaddedRow], object], lines: dict[str, Place]
+) -> Mapping[str, Tensor]:
+    """The buffers of a module of its own after one call with the row; `lines` takes where they are written."""
+    sp = built(subject, mode="train")
+    places = Places(FrameFilter(subject.packages))
+    places.know(sp.module)
+    named = dict(sp.module.named_buffers())
+    watch = WriteLines(named.values(), places)
+    with torch.no_grad(), places.watching(), watch:
+        call(replace(row, sp=sp))
+    lines.update({name: watch.call_of(buffer) for name, buffer in named.items()})
+    return _buffers(sp.module)
+
+
+def _buffers(module: nn.Module) -> Mapping[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+
+def _place(sp: BuiltModule, name: str, lines: Mapping[str, Place]) -> Place:
+    """Where it is written into, or where the forward of the module that holds it is."""
+    if (place := lines.get(name, Place())).file:
+        return place
+    path = name.rpartition(".")[0]
+    holder = part_at(sp.module, path)
+    return replace(definition_place(holder), module=path, module_class=type(holder).__name__)
