@@ -33,6 +33,7 @@ PAGES = {  # page of the site: where it is written
             "ci",
             "conformance",
             "examine",
+            "examine_function",
             "examine_hugging_face",
             "hugging_face",
             "own_check",

@@ -55,10 +55,10 @@ def test_every_command_it_shows_takes_the_options_shown(
         assert options <= set(re.findall(r"--[\w-]+", capsys.readouterr().out)), command
 
 
-def run_on(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+def run_on(folder: Path, words: str, *, is_quiet: bool = True) -> subprocess.CompletedProcess[str]:
     """What the command says in a folder that holds the examples."""
     return subprocess.run(
-        [sys.executable, "-m", "nsa_doctor", *words.split(), "--quiet"],
+        [sys.executable, "-m", "nsa_doctor", *words.split(), *["--quiet"] * is_quiet],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
         capture_output=True,
@@ -84,9 +84,46 @@ def test_the_faulty_example_is_found_as_shown(tmp_path: Path) -> None:
     assert without_the_machine(shown) == without_the_machine(done.stdout)
 
 
+def test_the_worked_policy_decides_as_shown(tmp_path: Path) -> None:
+    (example,) = (code for code in EXAMPLES if "class Attention" in code)
+    (tmp_path / "my_attention.py").write_text(example, encoding="utf-8")
+    page = TEXTS["verdicts.md"]
+    (policy,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "policy.yaml").write_text(policy, encoding="utf-8")
+    (command,) = re.findall(r"(?m)^nsa-doctor (go-no-go --subject my_attention:Attention .*)", page)
+    (shown,) = re.findall(r"```\n(NO-GO by .*?)```", page, flags=re.DOTALL)
+    done = run_on(tmp_path, command)
+    assert done.returncode == 1, done.stderr
+    assert without_the_machine(shown) == without_the_machine(done.stdout)
+    (tmp_path / "my_attention.py").write_text(example.replace("triu(2)", "triu(1)"), encoding="utf-8")
+    mended = run_on(tmp_path, command)
+    assert re.match(r"GO by policy before a merge .*\n\nwhy +4 required checks passed\n", mended.stdout), mended
+
+
+def test_the_worked_function_is_found_and_mended_as_shown(tmp_path: Path) -> None:
+    page = TEXTS["examine_function.md"]
+    (kernel,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (settings,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    shown = re.findall(r"```\n(fn:kernels.*?|FUN201 .*?)```", page, flags=re.DOTALL)
+    (tmp_path / ".git").mkdir()
+    for mask, command, expected in (
+        ("triu(2)", "run --profile smoke", shown[0]),
+        ("triu(1)", "run --profile smoke", "GO: 16 checks passed"),
+        ("triu(1)", "run --spec causal --select FUN201 --profile smoke", shown[1]),
+        ("triu(1 + k.shape[-2] - q.shape[-2])", "run --spec causal --select FUN201 --profile smoke", "1 pass\n"),
+    ):
+        assert f"`{mask}`" in page
+        (tmp_path / "kernels.py").write_text(kernel.replace("triu(2)", mask), encoding="utf-8")
+        if not (tmp_path / "nsa-doctor.toml").exists():
+            assert run_on(tmp_path, "init", is_quiet=False).returncode == 0
+        said = run_on(tmp_path, command).stdout
+        assert without_the_machine(expected) in without_the_machine(said)
+    assert settings in (tmp_path / "nsa-doctor.toml").read_text(encoding="utf-8")
+
+
 def without_the_machine(report: str) -> str:
-    """A report without its versions, its device and its time."""
-    return re.sub(r"(?m)^cpu .*?, seed|\(\d+\.\d s\)", "-", report)
+    """A report without its versions, its device, its time and what is measured of the doctor itself."""
+    return re.sub(r"(?m)^cpu .*?, seed|^device .*|\(\d+\.\d s\)|^rests on(.|\n .)*", "-", report)
 
 
 @pytest.mark.full  # tests of nsa_doctor.examine are in the short run

@@ -70,7 +70,7 @@ def _print_ruling(console: Console, report: Report, policy_verdict: PolicyVerdic
     console.print(Text(escaped(headline(report, policy_verdict)), style="bold"))
     console.print()
     for label, text in ruling_lines(report, policy_verdict):
-        whole = escaped(text)
+        whole = escaped(from_here(text))
         lines = [whole] if label == "reproduce" else _in_columns(whole, console.width - _LABEL_WIDTH)
         for index, line in enumerate(lines):
             console.print(Text(f"{'' if index else label:<{_LABEL_WIDTH}}{line}"), soft_wrap=True)
