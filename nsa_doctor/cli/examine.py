@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from unittest.mock import patch
 
 from nsa_doctor.cli import options, progress
+from nsa_doctor.cli.notebook_cells import cell_names, in_cells
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.cli.search_path import paths_inherited
 from nsa_doctor.core import handed_over
@@ -169,13 +170,15 @@ def _on_one_thread(request: "RunRequest") -> "RunRequest":
 
 def _called_by_value(report: Report, subject: Any) -> Report:
     """The report of what has no name: it is called as it is here, and examined again from here."""
+    cells = cell_names({finding.where.file for finding in report.findings})
 
     def named(text: str) -> str:
-        return _with_own_name(text, subject)
+        return in_cells(_with_own_name(text, subject), cells)
 
     def again(finding: Finding) -> Finding:
         repro = f'nsa_doctor.examine(…, select="{finding.code}")' if finding.code else ""
-        return replace(finding, message=named(finding.message), repro=repro)
+        where = replace(finding.where, file=cells.get(finding.where.file, finding.where.file))
+        return replace(finding, message=named(finding.message), where=where, repro=repro)
 
     def renamed(result: Result) -> Result:
         findings, notes = tuple(map(again, result.findings)), tuple(map(named, result.notes))

@@ -1,10 +1,12 @@
 """`nsa_doctor.examine` gives what the command gives, of what has a name and of what has none."""
 
 import builtins
+import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +80,21 @@ def test_a_notebook_shows_the_page_and_keeps_the_text(
         report.raise_if_no_go()
     assert capsys.readouterr().out == ""
     assert repr(report).endswith("<lambda>: NO-GO, findings of FWD201>")
+
+
+def test_a_line_of_a_notebook_s_cell_is_named_by_the_number_of_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "/tmp/ipykernel_12/4070281877.py"
+    source = "def forward(self, x):\n    return x.sum(1, keepdim=True).expand_as(x)\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), names)
+    monkeypatch.setattr(Summed, "forward", names["forward"])
+    monkeypatch.setitem(linecache.cache, file, (len(source), None, source.splitlines(keepends=True), file))
+    compiler = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[3]") if name == file else None)
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=compiler))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    report = examine(lambda: Summed(is_causal=True), **CHECKS)
+    assert "  line       cell In[3]:2 in forward\n" in str(report)
+    assert "4070281877" not in str(report)
 
 
 def test_a_frame_has_its_columns_where_no_sweep_ran() -> None:
