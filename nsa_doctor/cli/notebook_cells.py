@@ -1,4 +1,4 @@
-"""Cells of a notebook by their numbers, as IPython names them in a traceback, in place of files that nobody can open."""
+"""Cells of a notebook by their numbers, as IPython has them in tracebacks, in place of files that nobody can open."""
 
 import sys
 from collections.abc import Iterable, Mapping

@@ -14,12 +14,16 @@ _FEWEST_POINTS = 4  # of a sweep, which times one call each
 _MEASURED_TWICE = ("device", "device_name", "torch")
 _COUNTS = {"operations": "operations", "waits": "waits for the device", "peak_bytes": "peak bytes"}
 _LARGER = 1.05
+_TIMED_ONCE = (
+    "a sweep times each call once: other programs on the machine make it slower too; `nsa-doctor throughput` "
+    "repeats calls, by turns with dense attention"
+)
 
 
 def compare_reports(old: Report, new: Report, old_name: str, new_name: str) -> Comparison:
     """The later report against the earlier one, by fingerprints and by times of calls that both have."""
     compared = compare(new, old, old_name)
-    before, after = _by_fingerprint(old), _by_fingerprint(new)
+    before, after, timed_once = _by_fingerprint(old), _by_fingerprint(new), tuple(_slower_sweep(old, new))
     gone = tuple(each for each in before if each not in after and each not in compared.fixed)
     return Comparison(
         subject=str(new.subject.get("name", "")),
@@ -37,9 +41,9 @@ def compare_reports(old: Report, new: Report, old_name: str, new_name: str) -> C
             sum(each not in before for each in compared.fixed),
             sum(each not in after for each in compared.unchanged),
         ),
-        slower=(*_slower_calls(old, new), *_slower_sweep(old, new)),
+        slower=(*_slower_calls(old, new), *timed_once),
         remarks=tuple(mismatch(new, old, old_name)),
-        notes=tuple(_notes(old, new)),
+        notes=(*_notes(old, new), *([_TIMED_ONCE] if timed_once else [])),
     )
 
 

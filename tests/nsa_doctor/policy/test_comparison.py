@@ -101,7 +101,10 @@ def swept(*seconds: float) -> Report:
 def test_a_sweep_says_slower_of_a_mode_that_is_so_at_every_point() -> None:
     before = swept(0.1, 0.1, 0.2, 0.4)
     assert compared(before, swept(0.1, 0.9, 0.9, 0.9)).slower == ()
-    (slower,) = compared(before, swept(0.2, 0.2, 0.4, 0.8)).slower
+    found = compared(before, swept(0.2, 0.2, 0.4, 0.8))
+    (slower,) = found.slower
+    assert [note for note in found.notes if note.startswith("a sweep times each call once")]
+    assert not compared(before, before).notes
     assert (slower.before, slower.after) == ("0.4 s", "0.8 s")
 
 
