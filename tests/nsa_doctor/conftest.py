@@ -1,10 +1,12 @@
 """How a test asks the doctor: in this process for speed, or as a user would."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -13,6 +15,7 @@ import pytest
 from nsa_doctor.__main__ import start
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.adapters.nsa_layer import builtin_subject
+from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Report
 from nsa_doctor.isolation.forked import ForkedProcess
 from nsa_doctor.isolation.start import Children
@@ -26,6 +29,11 @@ from nsa_doctor.subject.request import SubjectRequest
 HERE = Path(__file__).parents[1] / "gallery"
 ROOT = HERE.parents[1]
 _LONGEST = 110.0  # seconds: a test has 120
+IMPORTED = (
+    *("nsa_doctor.cli.main", "nsa_doctor.engine.run", "nsa_doctor.policy.go_no_go", "nsa_doctor.worker.handlers"),
+    *(f"nsa_doctor.render.{name}" for name in ("bundle", "html", "junit", "markdown", "reading", "sarif", "terminal")),
+    *("matplotlib.figure", "matplotlib.backends.backend_svg"),
+)
 REPORT = f'{{\n  "format": "{as_json.FORMAT}"'
 
 
@@ -78,7 +86,16 @@ def in_an_interpreter(
     return subprocess.run(command, cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False)
 
 
+@cache
+def import_what_commands_import() -> None:
+    """Once, and not in every fork: what commands import late, and reads of every check's file."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    registry.manuals()
+
+
 def in_a_fork(words: Sequence[str], cwd: Path, env: Mapping[str, str], text: str) -> subprocess.CompletedProcess[str]:
+    import_what_commands_import()
     with TemporaryFile("w+") as given, TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         given.write(text)
         given.seek(0)
