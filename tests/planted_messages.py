@@ -24,10 +24,7 @@ from tests.nsa_doctor.conftest import HERE
 from tests.nsa_doctor.functions import test_function_checks as of_functions
 
 MESSAGES = Path(__file__).parents[1] / "docs" / "messages.json"
-WITHOUT = {  # and why
-    **dict.fromkeys(of_functions.ON_A_GPU, "needs a GPU"),
-    **dict.fromkeys(of_functions.ONLY_NOTES, "writes notes alone"),
-}
+WITHOUT = dict.fromkeys(of_functions.ON_A_GPU, "needs a GPU")  # and why
 
 
 def main(codes: Sequence[str]) -> str | None:
@@ -52,12 +49,14 @@ def messages() -> dict[str, str]:
 
 
 def message(code: str) -> str:
-    """What the check says first of the fault that it plants; ValueError where it finds none."""
+    """What the check says first of the fault that it plants, a note where it writes no more; else ValueError."""
     result = planted_result(code)
     findings: Sequence[Finding] = [each for each in result.findings if each.code == code]
-    if not findings:
+    notes = result.notes if code in of_functions.ONLY_NOTES else ()
+    said = [*(each.message for each in findings), *(f"note: {note}" for note in notes)]
+    if not said:
         raise ValueError(f"{code} ended as {result.verdict} on the fault that it plants: {result.reason}")
-    return re.sub(rf"{re.escape(gettempdir())}/\w+/", "", from_here(findings[0].message))
+    return re.sub(rf"{re.escape(gettempdir())}/\w+/", "", from_here(said[0]))
 
 
 def planted_result(code: str) -> Result:

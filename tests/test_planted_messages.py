@@ -7,7 +7,7 @@ import pytest
 from nsa_doctor.core import registry
 from tests.planted_messages import WITHOUT, message, messages
 
-QUICK = ("CKP103", "DAT105", "FUN101", "FWD101", "FWD201", "GRD401", "NAN101")
+QUICK = ("CKP103", "DAT105", "FUN101", "FUN505", "FWD101", "FWD201", "GRD401", "NAN101")
 
 
 def words(text: str) -> str:
