@@ -96,9 +96,11 @@ class Stage(nn.Module):
 class Quantised(nn.Module):
     """The nearest codes of several stages, straight through: a loss beside the answer moves them to what chose them."""
 
+    num_stages = 3
+
     def __init__(self) -> None:
         super().__init__()
-        self.stages, self.up = nn.ModuleList(Stage() for _ in range(3)), nn.Linear(DIM, DIM)
+        self.stages, self.up = nn.ModuleList(Stage() for _ in range(self.num_stages)), nn.Linear(DIM, DIM)
 
     def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
         left, apart = x, x.new_zeros(())
@@ -114,6 +116,18 @@ class Quantised(nn.Module):
 
     def loss(self, x: Tensor) -> Tensor:
         return (self(x) - x).square().mean() + self.nearest(x)[1]
+
+
+class ByProducts(Quantised):
+    """The same codes, by a product with ones where they were chosen."""
+
+    num_stages = 1
+
+    def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        codes = self.stages[0].codes
+        chosen = nn.functional.one_hot(torch.cdist(x, codes).argmin(-1), len(codes)).type(x.dtype)
+        found = torch.einsum("bnc,cd->bnd", chosen, codes)
+        return x + (found - x).detach(), (x.detach() - found).square().mean()
 
 
 class NeverMoved(Quantised):
@@ -155,6 +169,7 @@ def test_what_decides_at_another_size_is_passed_over() -> None:
             Quantised,
             "3 parameters (stages.0.codes, stages.1.codes, stages.2.codes) learnt by the loss of loss",
         ),
+        ("GRD201", ByProducts, "1 parameter (stages.0.codes) learnt by the loss of loss"),
         ("GRD208", Contrasted, "log_scale"),
         ("GRD208", PretrainedBy, "learnt by the loss of pretrain_loss alone"),
     ],
