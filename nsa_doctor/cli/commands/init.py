@@ -90,7 +90,14 @@ def _write_factory(chosen: Proposal, overwrite: bool) -> None:
 
 
 def _how_made(chosen: Proposal) -> str:
-    return f"written: {FACTORY}: makes {chosen.made}; change it to examine another\n" if chosen.needs_factory else ""
+    """What was written beside the settings, or is left to be written into them."""
+    if chosen.needs_factory:
+        return f"written: {FACTORY}: makes {chosen.made}; change it to examine another\n"
+    if chosen.like and chosen.spec is None:
+        return (
+            f"left to you: spec in {FILE}, which keys it reads; its masks and outputs are compared with nothing else\n"
+        )
+    return ""
 
 
 def _named(subject: str, like: str | None, found: Sequence[Proposal]) -> Proposal:
@@ -140,13 +147,15 @@ def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
         lines.append(f"path = [{', '.join(map(_quoted, folders))}]  # where its package lies")
     lines.append(f"policy = {_quoted(policy)}  # what go-no-go requires; `nsa-doctor gate-init` drafts one of your own")
     lines.append('profile = "quick"  # smoke (10 s), quick (a minute) or full (ten minutes)')
-    others = [each for each in found if each.own_subject != chosen.own_subject]
+    others = [each for each in found if each.own_subject not in (chosen.own_subject, chosen.subject)]
     if others:
         lines.append("\n# Found here too:")
     for each in others[:_MOST_OTHERS]:
         like = f", like = {_quoted(each.like)}" if each.like else ""
-        missing = each.missing or [name for name, _ in each.made_with]
-        needs = f", which needs {joined(missing)}" if missing else ""
+        needs = f", which needs {joined(each.missing)}" if each.missing else ""
+        needs = (
+            f"; `nsa-doctor init --overwrite --subject {each.own_subject}` makes it" if each.needs_factory else needs
+        )
         lines.append(f"# subject = {_quoted(each.own_subject)}{like}  ({escaped(each.place)}{escaped(needs)})")
     return "\n".join(lines) + "\n"
 

@@ -144,9 +144,12 @@ def test_heads_stand_before_tokens_where_queries_are_multiplied_by_keys_as_they_
         ("q, k, v", '# spec = "causal"  # or full'),
     ],
 )
-def test_what_a_function_computes_is_guessed_by_a_default_or_asked_for(folder: Path, arguments: str, line: str) -> None:
+def test_what_a_function_computes_is_guessed_by_a_default_or_asked_for(
+    folder: Path, arguments: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(folder, "kernels.py", f"def attend({arguments}): ...\n")
     assert serve(["init"]) == 0
+    assert ("left to you: spec in nsa-doctor.toml" in capsys.readouterr().out) is line.startswith("#")
     assert f"\n{line}" in (folder / FILE).read_text()
     found = find_project_file(folder)
     assert found is not None
@@ -227,7 +230,10 @@ def test_a_configuration_is_found_by_its_name_where_no_annotation_says_it(
 
 def test_a_module_that_was_found_is_made_when_it_is_named(folder: Path) -> None:
     write(folder, "model.py", BARE + BY_NAME.format(first="GPTConfig", second="Batch", parameter="config"))
-    assert serve(["init", "--subject", "model:GPT"]) == 0
+    assert serve(["init"]) == 0
+    assert "`nsa-doctor init --overwrite --subject model:GPT` makes it" in (folder / FILE).read_text()
+    assert serve(["init", "--overwrite", "--subject", "model:GPT"]) == 0
+    assert "doctor_subject:make" not in (folder / FILE).read_text().partition("Found here too")[2]
     assert "return GPT(config=GPTConfig())" in (folder / "doctor_subject.py").read_text()
 
 
