@@ -17,7 +17,7 @@ from nsa_doctor.probes.model.needed_time import needed_seconds
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.probes.model.tables import Table, table_read_beyond, tables_too_short
-from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.contract import Subject, WrongOutputError
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _BEYOND = 2093
@@ -40,12 +40,12 @@ def within_limits(
     """The subject with the `max_length` its module serves, tried without gradients at growing lengths.
 
     A length at which it raises is the module's own limit when a size in it says so (it is declared, longer ones are
-    refused, or what raises was given a table of that size, or one cut short), or
-    when it reads beyond the end of a table of as many rows that it owns at every greater length, unless it declares to
-    serve twice as long; otherwise it stays within what is examined, and is a finding there. What it refuses on purpose
-    is no length that it serves. `asking` gets each length before it is tried. Where calls are slow, it is the length
-    that leaves time for what the profile has. One that serves all of them serves longer ones, unless it declares how
-    long.
+    refused, or what raises was given a table of that size, or one cut short), when it returns so many tokens of any
+    more, or when it reads beyond the end of a table of as many rows that it owns at every greater length, unless it
+    declares to serve twice as long; otherwise it stays within what is examined, and is a finding there. What it refuses
+    on purpose is no length that it serves. `asking` gets each length before it is tried. Where calls are slow, it is
+    the length that leaves time for what the profile has. One that serves all of them serves longer ones, unless it
+    declares how long.
     """
     subject = _in_whole_multiples(subject, module, asking)
     works = 0
@@ -146,6 +146,8 @@ def _limit(
         works, too_long = (middle, too_long) if _seconds(subject, module, middle) is not None else (works, middle)
     failures = [_failure(subject, module, length) for length in (works + 1, works + 2, works + 3, 2 * works)]
     always = all(failures)
+    if {_length_returned(each) for each in failures} == {works}:
+        return works, f": of longer ones it returns {works} tokens"
     fresh = subject.build(subject.seed)  # what one call keeps may be too short for the next: that is no limit
     if not always or _seconds(subject, fresh, works + 1) is not None:
         return None, ""
@@ -161,6 +163,15 @@ def _limit(
     if table is None or _declared(module) > _FEWEST_SHARES * works:
         return None, ""
     return works, f": beyond it, it reads past the end of {table}"
+
+
+def _length_returned(failure: SubjectFailedError | None) -> int | None:
+    """How many tokens came back where that is not how many were given; None where none did, or more."""
+    error = failure.caught.error if failure is not None else None
+    asked = error.asked if isinstance(error, WrongOutputError) else None
+    if asked is None or len(asked.shape) < 2 or asked.shape[1] >= asked.length:
+        return None
+    return asked.shape[1]
 
 
 def _are_of(length: int, tables: Iterable[Table]) -> bool:

@@ -304,8 +304,8 @@ def line_left_out(root: nn.Module, found: Idle) -> tuple[Place, str]:
 
 
 def _holder_of(root: nn.Module, found: Idle) -> tuple[str, nn.Module]:
-    """The nearest module above it that is no container, whose forward leaves it out, and its path."""
+    """The nearest module above it of somebody's own, whose forward leaves it out, and its path."""
     path = found.path.rpartition(".")[0]
-    while isinstance(part_at(root, path), _CONTAINERS) and path:
+    while path and type(part_at(root, path)).__module__.startswith("torch."):
         path = path.rpartition(".")[0]
     return path, part_at(root, path)

@@ -218,6 +218,25 @@ def test_a_table_that_is_cut_too_short_tells_the_longest_length() -> None:
     assert (subject.max_length, subject.notes) == (40, ("examined up to S=40, the longest the subject serves",))
 
 
+class _CutOff(nn.Linear):
+    """Answers 48 tokens at most, or what whole blocks of 24 there are."""
+
+    def __init__(self, *, in_blocks: bool) -> None:
+        super().__init__(8, 8)
+        self.in_blocks = in_blocks
+
+    def forward(self, x):
+        return super().forward(x[:, : x.shape[1] // 24 * 24 or x.shape[1] if self.in_blocks else 48])
+
+
+def test_as_many_tokens_as_come_back_at_most_are_the_longest_length() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), lambda: _CutOff(in_blocks=False))
+    note = "examined up to S=48, the longest the subject serves: of longer ones it returns 48 tokens"
+    assert (subject.max_length, subject.notes) == (48, (note,))
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), lambda: _CutOff(in_blocks=True))
+    assert (subject.max_length, subject.notes) == (32, ())
+
+
 class _AsLongAsWide(nn.Module):
     """Raises at more than 24 tokens, because of an index; 24 is a size of its weight, which has no part in it."""
 

@@ -364,3 +364,20 @@ def test_what_one_layer_uses_and_its_like_do_not_is_found() -> None:
 def test_what_no_layer_of_a_list_or_one_at_its_end_leaves_out_is_a_note(given: tuple[int, ...]) -> None:
     result = check(lambda: Stack(*given))
     assert (result.findings, len(result.notes)) == ((), 1)
+
+
+class ZeroLatents(nn.Module):
+    """A layer of torch's own that is given zeros alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.latent = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x) + self.latent(torch.zeros_like(x))
+
+
+def test_a_layer_of_torchs_own_is_found_at_the_forward_that_calls_it() -> None:
+    (finding,) = check(ZeroLatents).findings
+    assert finding.message.startswith("1 parameter (latent.weight) without effect on any output")
+    assert (finding.where.file, finding.where.module_class, finding.where.function) == (__file__, "Linear", "forward")
