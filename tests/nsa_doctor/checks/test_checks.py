@@ -30,6 +30,7 @@ from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.offered import (
+    of_two_layers,
     with_a_cell,
     with_a_choice,
     with_a_drop_path,
@@ -69,10 +70,11 @@ _MOST_FINDINGS = 3
 
 def complaints(check: Check, subject: Subject) -> Iterator[str]:
     """What is wrong with a check, seen on a subject that is healthy."""
-    healthy = run_check(check, subject)
-    if healthy.verdict is not Verdict.PASS or healthy.findings:
-        yield f"{healthy.verdict} on the healthy subject: {healthy.reason or healthy.findings}"
-    faulty, beside = run_check(check, check.planted(subject)).parted()
+    sound = run_check(check, subject)
+    if sound.verdict is not Verdict.PASS or sound.findings:
+        yield f"{sound.verdict} on the healthy subject: {sound.reason or sound.findings}"
+    host = of_two_layers(subject) if check.manual.code in ("PRF301", "PRF302") else subject  # it takes 1,000 steps
+    faulty, beside = run_check(check, check.planted(host)).parted()
     left = [
         each for result in deduplicate(with_observed([faulty], beside), registry.entries()) for each in result.findings
     ]
@@ -205,7 +207,7 @@ def with_a_cache_of_tokens(subject: Subject) -> Subject:
 OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD210": with_a_loss,
     **dict.fromkeys(("FWD226", "FWD273"), with_padding),
-    "FWD228": lambda subject: replace(subject, max_length=24),
+    "FWD228": of_two_layers,
     "FWD227": lambda subject: replace(subject, geometry=None),
     "FWD229": with_positions,
     "FWD230": with_attention,

@@ -1,5 +1,6 @@
 """FWD228: what torch.compile makes of a module gives what the module gives, and is blamed on the line that does not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.small_subjects import small_subject
 
@@ -141,3 +143,9 @@ def test_what_an_operator_of_its_own_raises_is_found() -> None:
 def test_operators_and_breaks_of_graphs_are_no_fault() -> None:
     result = examined(OnePath)
     assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
+
+
+@pytest.mark.full
+def test_the_built_in_layer_compiles_to_itself(small: Subject) -> None:
+    result = run_check(registry.load("FWD228"), replace(small, max_length=24))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
