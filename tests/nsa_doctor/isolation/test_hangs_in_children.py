@@ -11,6 +11,7 @@ from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Verdict
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.engine.run import RunRequest, run
+from nsa_doctor.isolation import worker_process
 from nsa_doctor.isolation.start import Children
 from nsa_doctor.isolation.supervisor import Supervisor, SupervisorClosedError
 from nsa_doctor.isolation.worker_process import WorkerProcess
@@ -56,7 +57,10 @@ def forked(forked_children: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("hangs:holds_the_interpreter", "timeout", "_sleep_with_the_lock_held"),
     ],
 )
-def test_a_forked_child_names_module_and_line_too(name: str, kind: str, function: str) -> None:
+def test_a_forked_child_names_module_and_line_too(
+    name: str, kind: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "_SIGHTING_SECONDS", 1.0)  # in vain where nothing of the child's runs
     test_what_happens_while_the_subject_is_asked_names_module_and_line(name, kind, function)
 
 
@@ -91,6 +95,7 @@ def test_what_happens_before_there_is_a_module_names_the_line(name: str) -> None
     assert is_marked(measured.trouble.place.file, measured.trouble.place.line)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", ["hangs:spins_in_backward", slow("hangs:exits_in_backward")])
 def test_an_autograd_function_that_ends_in_backward_is_its_modules(name: str) -> None:
     examined = supervisor(name, timeout=4 * SECONDS)  # time for its longest call on a busy machine
