@@ -49,8 +49,9 @@ def test_healthy_nsa_passes_every_check_of_the_smoke_profile() -> None:
     assert len(report.results) == len(registry.select((), (), "smoke"))
 
 
-def test_a_leak_is_one_finding_that_names_module_and_line() -> None:
-    report = ran("comparisons:sees_the_next_token", "FWD", "NAN101")
+@pytest.mark.parametrize("codes", ["FWD20", pytest.param("FWD", marks=pytest.mark.full)])
+def test_a_leak_is_one_finding_that_names_module_and_line(codes: str) -> None:
+    report = ran("comparisons:sees_the_next_token", codes, "NAN101")
     assert [finding.code for finding in report.findings] == ["FWD201"]
     where = report.findings[0].where
     assert where.module == "part"
@@ -149,7 +150,7 @@ def test_a_request_that_cannot_be_is_refused(doctor: Doctor, words: tuple[str, .
 
 
 def test_the_command_prints_an_overview_and_the_finding(doctor: Doctor) -> None:
-    answer = doctor("run", "--subject", "faulty.comparisons:mixes_rows", "--select", "FWD2", "--jobs", "2")
+    answer = doctor("run", "--subject", "faulty.comparisons:mixes_rows", "--select", "FWD20", "--jobs", "2")
     assert answer.returncode == 1
     assert "FWD  forward" in answer.stdout
     assert "FWD203 other rows of the batch" in answer.stdout
