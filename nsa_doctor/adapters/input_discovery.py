@@ -16,6 +16,7 @@ from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Point
 from nsa_doctor.core.text import joined
+from nsa_doctor.probes.model.forward_arguments import asked_arguments
 from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.subject.contract import InputKind, Subject, SubjectUnusableError, WrongOutputError
 
@@ -50,23 +51,12 @@ def parameter_names(module: nn.Module, kind: InputKind) -> list[str | None]:
 
 def require_one_input(spec: str, module: nn.Module) -> None:
     """Raise SubjectUnusableError where its forward cannot do with its input alone, and say which adapter helps."""
-    signature = attempt(lambda: inspect.signature(module.forward))
-    is_wrapped = type(module).__call__ is not nn.Module.__call__ or bool(module._forward_pre_hooks)
-    if isinstance(signature, Caught) or is_wrapped:
-        return
-    names = [name for kind in _NAMES for name in parameter_names(module, kind)]
-    if all(isinstance(attempt(lambda name=name: _bound(signature, name)), Caught) for name in dict.fromkeys(names)):
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        parameters = [each for each in signature.parameters.values() if each.kind not in variadic]
-        needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    asked = asked_arguments(module, dict.fromkeys(name for kind in _NAMES for name in parameter_names(module, kind)))
+    if asked:
         raise SubjectUnusableError(
-            f"subject {spec} is given one tensor, and its forward asks for {joined(needed) or 'none'}: name a function "
-            f"that returns nsa_doctor.{adapter_words(spec.rpartition(':')[2], needed)}"
+            f"subject {spec} is given one tensor, and its forward asks for {joined(asked)}: name a function that "
+            f"returns nsa_doctor.{adapter_words(spec.rpartition(':')[2], asked)}"
         )
-
-
-def _bound(signature: inspect.Signature, name: str | None) -> inspect.BoundArguments:
-    return signature.bind(None) if name is None else signature.bind(**{name: None})
 
 
 def caller(name: str | None) -> Callable[[nn.Module, Tensor], Any]:

@@ -124,7 +124,7 @@ def test_a_call_that_hangs_fails_its_check_in_time(project):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--nsa-subject", "attn"), "--nsa-subject must be package.module:factory, hf:MODEL_TYPE or one of"),
+        (("--nsa-subject", "attn"), "--nsa-subject must be package.module:factory, fn:package.module:function, hf:"),
         (("--nsa-subject", "attn:healthy", "--nsa-select", "XYZ"), "no check's code starts with 'XYZ'"),
         (("--nsa-subject", "attn:healthy", "--nsa-profile", "quik"), "did you mean quick"),
         (("--nsa-select", "FWD"), "--nsa-select has no effect without --nsa-subject"),
