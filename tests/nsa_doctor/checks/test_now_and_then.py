@@ -130,7 +130,11 @@ def test_what_ends_every_copy_of_the_process_is_not_said_of_the_subject(faulty: 
         *(pytest.param(name, marks=pytest.mark.full) for name in ("OrderOfSet",)),
     ],
 )
-def test_what_depends_on_the_seed_of_hashes_is_found(faulty: Faulty, name: str) -> None:
+def test_what_depends_on_the_seed_of_hashes_is_found(
+    faulty: Faulty, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "FactorByFewHashes":  # the second of these makes it wrong
+        monkeypatch.setattr(elsewhere, "_HASH_SEEDS", (2, 3))
     (finding,) = checked(faulty, f"by_process:{name}", "FWD211").findings
     assert finding.evidence["way"] == "in another interpreter"
     assert name == "FactorByHash" or is_marked(finding.where.file, finding.where.line)
