@@ -1,6 +1,6 @@
 """GRD235 loss-term-counted-twice
 
-Detects: a loss that computes one of its terms twice: the same function of the same scores and targets, on two lines.
+Detects: a loss that computes one of its terms twice: the same function of the same scores and targets, by two calls.
 Matters: the second was meant to be another (of the transposed scores, of another head, of other targets), which is
     never trained, and the first weighs twice as much.
 Fix: give the second call what it is named for, as in `cross_entropy(logits.t(), labels)`.
@@ -33,8 +33,9 @@ def run(subject: Subject) -> Iterator[Finding]:
     if seen is None:
         return
     asked, each = seen
+    where = "both here" if each.first.line == each.place.line else f"here, and at {each.first.short_line}"
     yield Finding(
-        message=f"{asked.name} computes {each.function} of the same values twice: here, and at {each.first.short_line}",
+        message=f"{asked.name} computes {each.function} of the same values twice: {where}",
         where=in_subject(each.place, asked.sp.module),
         evidence={"loss": asked.name, "operation": each.function},
         repro=command_for(subject, "GRD235"),
@@ -45,8 +46,9 @@ def planted(subject: Subject) -> Subject:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         optimizer.zero_grad()
         output = subject.forward(module, x)
-        forwards = mse_loss(output[:, 1:], torch.zeros_like(output[:, 1:]))
-        backwards = mse_loss(output[:, 1:], torch.zeros_like(output[:, 1:]))
+        wanted = torch.zeros_like(output[:, 1:])
+        forwards = mse_loss(output[:, 1:], wanted)
+        backwards = mse_loss(output[:, 1:], wanted)
         loss = forwards + backwards
         loss.backward()
         optimizer.step()

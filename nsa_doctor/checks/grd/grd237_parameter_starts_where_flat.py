@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.every_loss import AskedLoss, first_seen
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.flat_starts import FlatStart, flat_starts
+from nsa_doctor.probes.behaviour.loss_calls import Batch, moved_by_losses
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.internal import part_at
@@ -38,15 +39,20 @@ _LENGTH = 17
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = built(subject, mode="train", is_randomised=False)
-    in_forward = flat_starts(sp, lambda: sp(sp.input(min(_LENGTH, subject.max_length), batch=2)))
-    if not isinstance(in_forward, Caught) and in_forward:
-        yield _finding(subject, AskedLoss("forward", sp, lambda: None), in_forward[0])
-        return
-    seen = attempt(lambda: first_seen(subject, flat_starts, is_randomised=False))
-    if isinstance(seen, Caught) and not isinstance(seen.error, NotApplicableError):
-        raise seen.error
-    if isinstance(seen, tuple):
-        yield _finding(subject, *seen)
+    x = sp.input(min(_LENGTH, subject.max_length), batch=2)
+    in_forward = flat_starts(sp, lambda: sp(x))
+    starts = [] if isinstance(in_forward, Caught) else in_forward
+    found = [(AskedLoss("forward", sp, lambda: None), each) for each in starts]
+    if not found:
+        seen = attempt(lambda: first_seen(subject, flat_starts, is_as_it_starts=True))
+        if isinstance(seen, Caught) and isinstance(in_forward, Caught):
+            raise seen.error
+        found = [seen] if isinstance(seen, tuple) else []
+    for asked, each in found:
+        batch = Batch(x=x, lengths=torch.full((2,), x.shape[1], device=x.device))
+        if not moved_by_losses(sp, batch, [each.parameter]):
+            yield _finding(subject, asked, each)
+            return
 
 
 def _finding(subject: Subject, asked: AskedLoss, each: FlatStart) -> Finding:

@@ -105,12 +105,14 @@ def halves(read: Tensor) -> int | None:
 def strangers(read: Tensor) -> list[int]:
     """Tokens that read others and not themselves, where many read themselves and every token is read.
 
-    All of them do where tokens are shifted, or what comes before is foretold; what is never read was left out.
+    All of them do where tokens are shifted, or what comes before is foretold; what is never read was left out. Where no
+    token reads a later one, some may have a single key, which weighs one whatever they ask.
     """
     own = read.diagonal()
     apart = read.any(1) & ~own
     are_many = bool(_LEAST_OWN * len(read) <= apart.sum()) and bool(_LEAST_OWN * len(read) <= own.sum())
-    return apart.nonzero().flatten().tolist() if are_many and bool(read.any(0).all()) else []
+    is_causal = not bool(read.triu(1).any())
+    return apart.nonzero().flatten().tolist() if are_many and not is_causal and bool(read.any(0).all()) else []
 
 
 def _runs(values: list[bool]) -> list[tuple[bool, int, int]]:

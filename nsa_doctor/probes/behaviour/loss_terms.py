@@ -13,29 +13,37 @@ from torch.overrides import TorchFunctionMode
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.behaviour.softened_losses import computed_by
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import is_transformed, uncompiled
+from nsa_doctor.probes.internal import is_transformed, memory_of, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 _LOSSES = frozenset({
     "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "kl_div", "ctc_loss", "cosine_embedding_loss", "triplet_margin_loss",
-    "margin_ranking_loss", "gaussian_nll_loss", "poisson_nll_loss", "soft_margin_loss",
+    "binary_cross_entropy_with_logits", "kl_div", "ctc_loss", "cosine_embedding_loss", "cosine_similarity",
+    "triplet_margin_loss", "margin_ranking_loss", "gaussian_nll_loss", "poisson_nll_loss", "soft_margin_loss",
 })  # fmt: skip
 _ADDING = frozenset({
     "add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__", "stack", "cat",
 })  # fmt: skip
-_MAKING = re.compile(r"new_\w+|\w+_like")  # as large as what is given, and nothing of it
-_NEAR_THE_END = 500  # nodes of the graph
+_TAKING_OFF = frozenset({"sub", "sub_", "__sub__", "__isub__"})
+_SUMS = frozenset({
+    "Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Stack", "Cat", "View", "UnsafeView", "ReshapeAlias", "Squeeze",
+    "Unsqueeze", "Select", "Slice", "Index", "Clone", "ToCopy", "Expand", "Alias", "Unbind", "MaskedSelect",
+})  # fmt: skip
+_SCALING = frozenset({"Mul", "Div"})  # of a sum, where the other side is a number
+_MAKING = re.compile(r"new_\w+|\w+_like|bernoulli|multinomial|normal|poisson")  # nothing of what is given, or drawn
+_AFTER_ANOTHER = frozenset({"to", "type_as", "view_as", "reshape_as", "expand_as"})  # which only says of what shape
+_FEW_LABELS = 16
+_DEEP = 6
+_MOST_NODES = 500
 
 
 @dataclass(frozen=True)
 class SameTerm:
-    """A function of a loss that is asked twice for the same, and the two lines."""
+    """A function of a loss that two calls of the source ask for the same, and their lines."""
 
     function: str
     first: Place
@@ -44,7 +52,7 @@ class SameTerm:
 
 @dataclass(frozen=True)
 class DeadTerm:
-    """A number that is added to a loss and has no gradient, the line that adds it and the one that cuts the way."""
+    """The largest value of what is added to a loss without a gradient, the line that adds it and the one that cuts."""
 
     value: float
     added: Place
@@ -72,14 +80,21 @@ class _Asked:
     others: str
     answer: Tensor
     place: Place
+    instruction: tuple[str, int]
 
     def is_as(self, other: "_Asked") -> bool:
-        """Whether it was given the same, computed once."""
+        """Whether it was given the same by another call of the source."""
         if (self.function, self.others, len(self.tensors)) != (other.function, other.others, len(other.tensors)):
             return False
-        pairs = list(zip(self.tensors, other.tensors, strict=True))
-        are_one = all(computed_by(one) is computed_by(two) for one, two in pairs)
-        return are_one and all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
+        return self.instruction != other.instruction and all(map(_is_same, self.tensors, other.tensors))
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Where the way back to a tensor ends: the line, and the node of the graph that made what was cut off there."""
+
+    place: Place
+    node: Any
 
 
 class _Watch(TorchFunctionMode):
@@ -90,8 +105,9 @@ class _Watch(TorchFunctionMode):
         self.ends: list[Tensor] = []  # what the call goes back through, or returns
         self._places = places
         self._asked: list[_Asked] = []
-        self._added: list[tuple[Tensor, DeadTerm]] = []
-        self._cuts: dict[int, tuple[Tensor, Place]] = {}  # the line that cut the way to a tensor, by its identity
+        self._added: list[tuple[Tensor, DeadTerm, _Cut]] = []
+        self._cuts: dict[int, tuple[Tensor, _Cut]] = {}  # by the identity of a tensor behind one
+        self._living: set[int] = set()  # cuts whose values a function with a gradient has read
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -102,47 +118,58 @@ class _Watch(TorchFunctionMode):
         if name == "backward":
             self.ends += given[:1]
         answer = func(*args, **named)
-        if isinstance(answer, Tensor) and answer.is_floating_point() and not is_transformed(answer):
-            self._look(name, args, named, answer)
+        for each in tensors_in(answer):
+            if each.is_floating_point() and not is_transformed(each):
+                self._look(name, args, named, each)
         return answer
 
     def same(self) -> list[SameTerm]:
         """Those of the loss that are computed twice."""
-        near = set(_nodes(self.ends))
+        near = set(_summed(self.ends))
         asked = [each for each in self._asked if each.answer.grad_fn in near]
         pairs = ((first, later) for index, later in enumerate(asked) for first in asked[:index])
         return [SameTerm(later.function, first.place, later.place) for first, later in pairs if later.is_as(first)]
 
     def dead(self) -> list[DeadTerm]:
-        """Those of the loss from which no gradient comes."""
-        near = set(_nodes(self.ends))
-        return [each for total, each in self._added if total.grad_fn in near]
+        """Those of the loss from which no gradient comes.
+
+        One whose value another term reads is part of a distance to it, and one that takes the value of a term away
+        again gives the loss another value on purpose.
+        """
+        near = set(_summed(self.ends))
+        added = [(each, cut) for total, each, cut in self._added if total.grad_fn in near]
+        return [each for each, cut in added if id(cut) not in self._living and not _takes_away(near, cut)]
 
     def _look(self, name: str, args: tuple[Any, ...], named: dict[str, Any], answer: Tensor) -> None:
         given = [each for each in tensors_in(args, named) if each.is_floating_point()]
         if not answer.requires_grad:
             if not _MAKING.fullmatch(name):
-                self._follow_cut(given, answer)
+                self._follow_cut(given[:1] if name in _AFTER_ANOTHER else given, answer)
             return
-        if name in _LOSSES:
-            place, is_own = self._places.here()
+        place, is_own = self._places.here()
+        if name in _LOSSES and is_own:
             others = repr([each for each in (*args, *named.items()) if not tensors_in(each)])
-            if is_own:
-                self._asked.append(_Asked(name, tensors_in(args, named), others, answer, place))
-        elif name in _ADDING and len(given) > 1 and all(each.numel() == 1 for each in given):
-            for each in given:
-                if id(each) in self._cuts and not each.requires_grad and float(each):
-                    dead = DeadTerm(float(each), self._places.here()[0], self._cuts[id(each)][1])
-                    self._added.append((answer, dead))
+            called = self._places.instruction()
+            self._asked.append(_Asked(name, tensors_in(args, named), others, answer, place, called))
+        if name in _TAKING_OFF and given[1:] and not given[1].requires_grad:
+            return  # a baseline, or what a reference has
+        cut_off = [
+            (each, self._cuts[id(each)][1]) for each in given if not each.requires_grad and id(each) in self._cuts
+        ]
+        if name in _ADDING:
+            values = [(each.detach().abs().max(), cut) for each, cut in cut_off if each.numel()]
+            self._added += [(answer, DeadTerm(float(most), place, cut.place), cut) for most, cut in values if most > 0]
+        else:
+            self._living |= {id(cut) for _, cut in cut_off}
 
     def _follow_cut(self, given: Iterable[Tensor], answer: Tensor) -> None:
-        """Keep the line where the way back ends; a number that is cut off as a whole is meant to be."""
+        """Keep the line where the way back ends for what is computed behind it."""
         for each in given:
-            if each.requires_grad and each.numel() > 1:
-                self._cuts[id(answer)] = (answer, self._places.here()[0])
+            if each.requires_grad:
+                self._cuts[id(answer)] = answer, _Cut(self._places.here()[0], each.grad_fn)
                 return
             if id(each) in self._cuts:
-                self._cuts[id(answer)] = (answer, self._cuts[id(each)][1])
+                self._cuts[id(answer)] = answer, self._cuts[id(each)][1]
                 return
 
 
@@ -162,12 +189,50 @@ def _watched(sp: BuiltModule, call: Callable[[], Any]) -> _Watch | Caught:
     return ended if isinstance(ended, Caught) else watch
 
 
-def _nodes(ends: Iterable[Tensor]) -> Iterator[Any]:
-    """The nodes of the graph nearest to its ends."""
-    row = [each.grad_fn for each in ends if each.grad_fn is not None]
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors were computed in one way from the same, or are one; labels of many kinds may be copies."""
+    if one.shape != other.shape or not one.numel() or not torch.equal(one, other):
+        return False
+    if one.requires_grad or other.requires_grad:
+        return one.output_nr == other.output_nr and _is_same_node(one.grad_fn, other.grad_fn, _DEEP)
+    is_copied = not one.is_floating_point() and one.numel() >= _FEW_LABELS and len(one.unique()) > 2
+    where = [(memory_of(each), each.storage_offset(), each.stride()) for each in (one, other)]
+    return is_copied or where[0] == where[1]
+
+
+def _takes_away(near: set[Any], cut: _Cut) -> bool:
+    """Whether what was cut off holds one of these nodes, or one that was made in the same way."""
+    return any(_is_same_node(one, other, _DEEP) for one in _summed_behind([cut.node]) for other in near)
+
+
+def _is_same_node(one: Any, other: Any, depth: int) -> bool:
+    if one is other:
+        return True
+    if depth == 0 or one is None or other is None or one.name() != other.name():
+        return False
+    pairs = list(zip(one.next_functions, other.next_functions, strict=False))
+    return bool(pairs) and all(
+        index == at and _is_same_node(first, second, depth - 1) for (first, index), (second, at) in pairs
+    )
+
+
+def _summed(ends: Iterable[Tensor]) -> Iterator[Any]:
+    """The nodes of what a loss adds up."""
+    return _summed_behind([each.grad_fn for each in ends])
+
+
+def _summed_behind(row: list[Any]) -> Iterator[Any]:
+    """These nodes and those that they add up, through whatever adds, takes a mean or multiplies by a number."""
     seen: set[Any] = set()
-    while row and len(seen) < _NEAR_THE_END:
+    while row and len(seen) < _MOST_NODES:
+        row = [node for node in dict.fromkeys(row) if node is not None and node not in seen]
         yield from row
         seen.update(row)
-        before = (node for each in row for node, _ in each.next_functions)
-        row = [node for node in dict.fromkeys(before) if node is not None and node not in seen]
+        row = [before for node in row for before in _addends(node)]
+
+
+def _addends(node: Any) -> list[Any]:
+    kind = str(node.name()).partition("Backward")[0]
+    before = [each for each, _ in node.next_functions if each is not None]
+    is_scaled = kind in _SCALING and len(before) == 1 and node.next_functions[0][0] is not None
+    return before if kind in _SUMS or is_scaled else []

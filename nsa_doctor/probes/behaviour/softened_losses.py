@@ -97,7 +97,7 @@ class _Watch(TorchFunctionMode):
             return
         if name in _OF_LOGARITHMS and given.get("reduction") == "none":
             return  # a way to choose one of each row
-        node = computed_by(scores)
+        node = _root(scores)
         axes = _axes(name, scores, args, given)
         said = next((fault for axis in axes for fault in _faults(name, scores, node, axis)), None)
         place, is_own = self._places.here()
@@ -156,7 +156,7 @@ def _are_shares(values: Tensor, axis: int) -> bool:
     return bool(((sums - 1).abs()[sums != 0] < _NEAR_ONE).all())  # what a mask hides is nothing
 
 
-def computed_by(tensor: Tensor) -> Any:
+def _root(tensor: Tensor) -> Any:
     """The node that computed it, behind those that lay it out in another way."""
     node: Any = tensor.grad_fn
     while node is not None and node.next_functions:

@@ -64,6 +64,14 @@ class Places:
         place = self._describe(self._deeper(self._called(), _self_of(frame)), line)
         return (replace(place, library=library) if library else place), rank > 1
 
+    def instruction(self) -> tuple[str, int]:
+        """Which call of the subject's own code this is: its file, and where in the code of it; a line may hold several.
+
+        Empty where none of its code is found.
+        """
+        frame, _, _ = self._subject_frame(frame_above(1))
+        return ("", 0) if frame is None else (f"{frame.f_code.co_filename}:{frame.f_lineno}", frame.f_lasti)
+
     def calling(self, of_methods: bool = False) -> Place | None:
         """Where the function that the caller stands in was called, if it is the subject's and no module's method.
 

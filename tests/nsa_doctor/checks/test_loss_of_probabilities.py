@@ -288,7 +288,7 @@ def test_a_step_that_always_raises_is_not_examined() -> None:
 
     result = examined(raises)
     assert (result.verdict, result.is_required) == (Verdict.SKIP, True)
-    assert "train_step raised for 5 rows and for one" in result.reason
+    assert "train_step raised for 1, 5 and 8 rows" in result.reason
 
 
 def test_where_there_is_no_loss_nothing_is_asked_for() -> None:
