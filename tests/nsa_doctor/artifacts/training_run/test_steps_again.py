@@ -25,7 +25,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.testing.training_runs import document_of, live, seen, trained
 
-SHORT: dict[str, Any] = {"steps": 4, "save_every": 1, "eval_every": 0, "is_computed_again": True}
+SHORT: dict[str, Any] = {"steps": 4, "save_every": 1, "eval_every": 0, "eval_batches": 2, "is_computed_again": True}
 
 
 def judged(subject: RunSubject) -> Result:
