@@ -18,7 +18,7 @@ SMALL = {
     "model": {"dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_groups": 1, "d_k": 16, "d_v": 16, "vocab_size": 256},
     "nsa": {"l": 8, "d": 4, "l_sel": 8, "n_sel": 3, "w": 16},
     "data": {"dataset": "synthetic", "tokenizer": "byte"},
-    "train": {"seq_len": 64, "batch_size": 8, "lr": 2e-2, "grad_clip": 1.0, "log_every": 20},
+    "train": {"seq_len": 64, "batch_size": 8, "lr": 2e-2, "grad_clip": 1.0, "log_every": 20, "eval_batches": 2},
 }
 STEPS = "160"  # enough that the run is not over before it is killed, on a busy machine too
 GATE = """
