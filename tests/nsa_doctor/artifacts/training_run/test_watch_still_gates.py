@@ -18,7 +18,7 @@ from tests.nsa_doctor.artifacts.training_run.test_watch_runs import findings_of
 full = pytest.mark.full
 FORWARD = Gate.forward
 LOOKS = 9
-SHORT = {"steps": 40, "log_every": 5, "eval_every": 0, "save_every": 0, "sample_tokens": 0}
+SHORT = {"steps": 40, "log_every": 5, "eval_every": 0, "eval_batches": 1, "save_every": 0, "sample_tokens": 0}
 
 
 def frozen(model, train):
