@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,12 @@ def commit_of(file: str) -> str:
     return f"{commit[:12]} + changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit[:12]
 
 
+_distributions = cache(packages_distributions)  # what is installed is read once
+
+
 def version_of(packages: Sequence[str]) -> str:
     """`name version` of the distributions these packages come from."""
-    known = packages_distributions()
+    known = _distributions()
     found = {}
     for name in dict.fromkeys(each for package in packages for each in known.get(package, ())):
         try:
