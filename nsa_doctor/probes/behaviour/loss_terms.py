@@ -146,21 +146,24 @@ class _Watch(TorchFunctionMode):
             if not _MAKING.fullmatch(name):
                 self._follow_cut(given[:1] if name in _AFTER_ANOTHER else given, answer)
             return
+        if name in _LOSSES:
+            self._ask(name, args, named, answer)
+        if name in _TAKING_OFF and given[1:] and not given[1].requires_grad:
+            return  # a baseline, or what a reference has
+        behind = (each for each in given if not each.requires_grad and id(each) in self._cuts and each.numel())
+        for each in behind:
+            _, cut = self._cuts[id(each)]
+            if name not in _ADDING:
+                self._living.add(id(cut))
+            elif most := float(each.detach().abs().max()):
+                self._added.append((answer, DeadTerm(most, self._places.here()[0], cut.place), cut))
+
+    def _ask(self, name: str, args: tuple[Any, ...], named: dict[str, Any], answer: Tensor) -> None:
         place, is_own = self._places.here()
-        if name in _LOSSES and is_own:
+        if is_own:
             others = repr([each for each in (*args, *named.items()) if not tensors_in(each)])
             called = self._places.instruction()
             self._asked.append(_Asked(name, tensors_in(args, named), others, answer, place, called))
-        if name in _TAKING_OFF and given[1:] and not given[1].requires_grad:
-            return  # a baseline, or what a reference has
-        cut_off = [
-            (each, self._cuts[id(each)][1]) for each in given if not each.requires_grad and id(each) in self._cuts
-        ]
-        if name in _ADDING:
-            values = [(each.detach().abs().max(), cut) for each, cut in cut_off if each.numel()]
-            self._added += [(answer, DeadTerm(float(most), place, cut.place), cut) for most, cut in values if most > 0]
-        else:
-            self._living |= {id(cut) for _, cut in cut_off}
 
     def _follow_cut(self, given: Iterable[Tensor], answer: Tensor) -> None:
         """Keep the line where the way back ends for what is computed behind it."""
