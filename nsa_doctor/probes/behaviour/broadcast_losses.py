@@ -2,7 +2,6 @@
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -12,15 +11,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.errors import Caught
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.behaviour.watched_losses import watched_loss
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import is_transformed, memory_of, tree_leaves, uncompiled
+from nsa_doctor.probes.internal import is_transformed, memory_of, tree_leaves
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.state import preserved_state
 
 _LOSSES = re.compile(
     r"(mse|l1|smooth_l1|huber|gaussian_nll|poisson_nll|soft_margin|hinge_embedding)_loss|kl_div|"
@@ -62,19 +59,11 @@ def broadcasts(sp: BuiltModule, call: Callable[[], Any]) -> list[Broadcast] | Ca
 
     What is differentiated is what backward is called on, or else the numbers that the call returns.
     """
-    places = Places(FrameFilter(sp.subject.packages))
-    places.know(sp.module)
-    watch = _Watch(places)
-
-    def watched() -> Any:
-        with preserved_state(), torch.enable_grad(), uncompiled(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of what is looked for
-            with places.watching(), watch:
-                return call()
-
-    with unobserved():
-        answer = attempt(watched)
-    return answer if isinstance(answer, Caught) else list(watch.differentiated(answer))
+    found = watched_loss(sp, call, _Watch)
+    if isinstance(found, Caught):
+        return found
+    watch, answer = found
+    return list(watch.differentiated(answer))
 
 
 class _Watch(TorchFunctionMode):

@@ -1,6 +1,5 @@
 """Parameters that start where the function which reads them is flat, such as a clamp that ends below them."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.behaviour.watched_losses import watched_loss
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import is_transformed, is_view, memory_of, parameter_at, uncompiled
+from nsa_doctor.probes.internal import is_transformed, is_view, memory_of, parameter_at
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 _FLAT_SOMEWHERE = frozenset({
@@ -41,21 +38,14 @@ class FlatStart:
 
 def flat_starts(sp: BuiltModule, call: Callable[[], Any]) -> list[FlatStart] | Caught:
     """Those which one call reads by such a function alone; what it raises, if it raises."""
-    places = Places(FrameFilter(sp.subject.packages))
-    places.know(sp.module)
-    named = sp.module.named_parameters()
-    watch = _Watch(places, {memory_of(each): name for name, each in named if each.requires_grad})
-
-    def watched() -> list[FlatStart]:
-        with preserved_state(), torch.enable_grad(), uncompiled(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with places.watching(), watch:
-                answers = tensors_in(call())
-            found = [each for name, each in watch.flat.items() if name not in watch.otherwise]
-            return [each for each in found if not _is_moved(parameter_at(sp.module, each.parameter), answers)]
-
-    with unobserved():
-        return attempt(watched)
+    named = {memory_of(each): name for name, each in sp.module.named_parameters() if each.requires_grad}
+    seen = watched_loss(sp, call, lambda places: _Watch(places, named))
+    if isinstance(seen, Caught):
+        return seen
+    watch, answer = seen
+    found = [each for name, each in watch.flat.items() if name not in watch.otherwise]
+    answers = tensors_in(answer)
+    return [each for each in found if not _is_moved(parameter_at(sp.module, each.parameter), answers)]
 
 
 def _is_moved(parameter: nn.Parameter, answers: Sequence[Tensor]) -> bool:

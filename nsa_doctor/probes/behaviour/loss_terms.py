@@ -1,7 +1,6 @@
 """Of what a loss is the sum: terms that are one and the same, and terms from which no gradient comes."""
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.errors import Caught
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.behaviour.watched_losses import watched_loss
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import is_transformed, memory_of, uncompiled
+from nsa_doctor.probes.internal import is_transformed, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 _LOSSES = frozenset({
@@ -177,19 +174,12 @@ class _Watch(TorchFunctionMode):
 
 
 def _watched(sp: BuiltModule, call: Callable[[], Any]) -> _Watch | Caught:
-    places = Places(FrameFilter(sp.subject.packages))
-    places.know(sp.module)
-    watch = _Watch(places)
-
-    def watched() -> None:
-        with preserved_state(), torch.enable_grad(), uncompiled(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with places.watching(), watch:
-                watch.ends += tensors_in(call())
-
-    with unobserved():
-        ended = attempt(watched)
-    return ended if isinstance(ended, Caught) else watch
+    found = watched_loss(sp, call, _Watch)
+    if isinstance(found, Caught):
+        return found
+    watch, answer = found
+    watch.ends += tensors_in(answer)
+    return watch
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

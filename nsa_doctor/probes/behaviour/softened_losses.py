@@ -1,24 +1,20 @@
 """Which losses are given probabilities where they take scores or logarithms: what they apply is applied twice."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.behaviour.watched_losses import watched_loss
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import is_transformed, uncompiled
+from nsa_doctor.probes.internal import is_transformed
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.state import preserved_state
 
 _OF_SCORES = {
     "cross_entropy": "it takes the softmax once more",
@@ -54,19 +50,8 @@ class SoftenedLoss:
 
 def softened_losses(sp: BuiltModule, call: Callable[[], Any]) -> list[SoftenedLoss] | Caught:
     """Those of one call, in the order in which they are computed."""
-    places = Places(FrameFilter(sp.subject.packages))
-    places.know(sp.module)
-    watch = _Watch(places)
-
-    def watched() -> None:
-        with preserved_state(), torch.enable_grad(), uncompiled(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # kl_div warns of its mean
-            with places.watching(), watch:
-                call()
-
-    with unobserved():
-        ended = attempt(watched)
-    return ended if isinstance(ended, Caught) else watch.found
+    found = watched_loss(sp, call, _Watch)
+    return found if isinstance(found, Caught) else found[0].found
 
 
 class _Watch(TorchFunctionMode):
