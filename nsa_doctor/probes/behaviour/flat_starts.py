@@ -43,9 +43,10 @@ def flat_starts(sp: BuiltModule, call: Callable[[], Any]) -> list[FlatStart] | C
     if isinstance(seen, Caught):
         return seen
     watch, answer = seen
-    found = [each for name, each in watch.flat.items() if name not in watch.otherwise]
-    answers = tensors_in(answer)
-    return [each for each in found if not _is_moved(parameter_at(sp.module, each.parameter), answers)]
+    found = {name: how for name, how in watch.flat.items() if name not in watch.otherwise}
+    read = {name: parameter_at(sp.module, name) for name in found}
+    moved = {name for name, each in read.items() if _is_moved(each, tensors_in(answer))}
+    return [FlatStart(name, float(read[name].max()), *how) for name, how in found.items() if name not in moved]
 
 
 def _is_moved(parameter: nn.Parameter, answers: Sequence[Tensor]) -> bool:
@@ -60,7 +61,7 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self, places: Places, names: dict[int, str]) -> None:
         super().__init__()
-        self.flat: dict[str, FlatStart] = {}
+        self.flat: dict[str, tuple[str, Place]] = {}  # the function and its line
         self.otherwise: set[str] = set()  # read by a function that has a gradient for it
         self._places, self._names, self._computed = places, names, list[Tensor]()
 
@@ -82,8 +83,7 @@ class _Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         is_alone = len(own) == 1 and all(each is own[0] or _is_number(each) for each in tensors_in(args, named))
         if is_alone and name in _FLAT_SOMEWHERE and _is_flat(func, args, named, own[0]):
-            start = FlatStart(self._name(own[0]), float(own[0].detach().max()), name, self._places.here()[0])
-            self.flat.setdefault(start.parameter, start)
+            self.flat.setdefault(self._name(own[0]), (name, self._places.here()[0]))
         elif is_alone and name in _EACH_BY_ITSELF:
             self._names[memory_of(answer)] = self._name(own[0])
             self._computed.append(answer)
