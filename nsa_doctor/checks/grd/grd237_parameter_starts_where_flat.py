@@ -29,6 +29,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.flat_starts import FlatStart, flat_starts
 from nsa_doctor.probes.behaviour.loss_calls import Batch, moved_by_losses
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -48,9 +49,11 @@ def run(subject: Subject) -> Iterator[Finding]:
         if isinstance(seen, Caught) and isinstance(in_forward, Caught):
             raise seen.error
         found = [seen] if isinstance(seen, tuple) else []
+    batch = Batch(x=x, lengths=torch.full((2,), x.shape[1], device=x.device))
     for asked, each in found:
-        batch = Batch(x=x, lengths=torch.full((2,), x.shape[1], device=x.device))
-        if not moved_by_losses(sp, batch, [each.parameter]):
+        with unobserved(), torch.enable_grad():
+            moved = moved_by_losses(sp, batch, [each.parameter])
+        if not moved:
             yield _finding(subject, asked, each)
             return
 

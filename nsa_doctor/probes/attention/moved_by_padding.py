@@ -1,6 +1,6 @@
 """Buffers that training moves by what stands in the padding of a batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,7 @@ _ROUNDINGS = 1e4
 
 @dataclass(frozen=True)
 class Moved:
-    """Buffers that one line has moved, by how much at most more or less for another padding, and that line.
+    """Buffers, by how much at most more or less they move for another padding, and the first line that moves one.
 
     by_amount: for more padding, and not for another content.
     """
@@ -47,21 +47,29 @@ def moved_by_padding(subject: Subject, length: int, padding: int) -> list[Moved]
         lambda row: row.stretched(2),
     ]
     after = [_after(subject, PaddedRow(sp, length, padding, is_left=False), call, lines) for call in calls]
-    groups: dict[tuple[str, int | None], Moved] = {}
+    found: list[Moved] = []
     for name, value in before.items():
         values = [value, *(each[name] for each in after if name in each)]
-        alike = len(values) == 5 and len({each.shape for each in values}) == 1
+        alike = len(values) == 1 + len(calls) and len({each.shape for each in values}) == 1
         if not alike or sizes & set(value.shape) or not value.is_floating_point() or not value.numel():
             continue
         _, first, second, short, stretched = values
         apart = [float((one - other).abs().max()) for one, other in ((first, second), (short, stretched))]
         least = _ROUNDINGS * torch.finfo(value.dtype).eps * max(float(each.abs().max()) for each in values)
         if max(apart) > least and not torch.equal(value, first):
-            place = _place(sp, name, lines)
             is_of_a_norm = isinstance(part_at(sp.module, name.rpartition(".")[0]), NORMS_BY_BATCH)
-            found = Moved([], max(apart), place, apart[0] <= least, is_of_a_norm)
-            groups.setdefault((place.file, place.line), found).names.append(name)
-    return list(groups.values())
+            found.append(Moved([name], max(apart), _place(sp, name, lines), apart[0] <= least, is_of_a_norm))
+    kinds = ([each for each in found if each.is_of_a_norm is kind] for kind in (False, True))
+    return [_as_one(alike) for alike in kinds if alike]
+
+
+def _as_one(found: Sequence[Moved]) -> Moved:
+    """All of them, at the first of the lines in one file: what hands padding on to one does to the others."""
+    file = found[0].place.file
+    place = min((each.place for each in found if each.place.file == file), key=lambda each: each.line or 0)
+    names = [name for each in found for name in each.names]
+    by_amount = all(each.by_amount for each in found)
+    return Moved(names, max(each.most for each in found), place, by_amount, found[0].is_of_a_norm)
 
 
 def _after(

@@ -149,8 +149,9 @@ def test_a_request_that_cannot_be_is_refused(doctor: Doctor, words: tuple[str, .
     assert answer.stderr.count("\n") == 1
 
 
-def test_the_command_prints_an_overview_and_the_finding(doctor: Doctor) -> None:
-    answer = doctor("run", "--subject", "faulty.comparisons:mixes_rows", "--select", "FWD20", "--jobs", "2")
+@pytest.mark.parametrize("codes", ["FWD20", pytest.param("FWD2", marks=pytest.mark.full)])
+def test_the_command_prints_an_overview_and_the_finding(codes: str, doctor: Doctor) -> None:
+    answer = doctor("run", "--subject", "faulty.comparisons:mixes_rows", "--select", codes, "--jobs", "2")
     assert answer.returncode == 1
     assert "FWD  forward" in answer.stdout
     assert "FWD203 other rows of the batch" in answer.stdout
