@@ -116,9 +116,11 @@ def _trains_in_float64(subject: Subject) -> bool:
 def randomise(module: nn.Module, seed: int) -> None:
     """Move every trainable parameter away from where it starts: by a tenth of itself, zeros to small values.
 
-    Zeros, ones and equal rows hide bugs. Frozen parameters and buffers may be masks or decays: they stay.
+    Zeros, ones and equal rows hide bugs. Frozen parameters and buffers may be masks or decays: they stay, and so do
+    the zeros of an embedding's padding, which no step of training moves.
     """
     generator = torch.Generator().manual_seed(seed + 104729)
+    empty = [row for each in module.modules() for row in _zeros_of_padding(each)]
     with torch.no_grad():
         for parameter in module.parameters():
             if not parameter.requires_grad or not parameter.is_floating_point():
@@ -131,6 +133,17 @@ def randomise(module: nn.Module, seed: int) -> None:
                 moved = torch.where(isfinite(moved), moved, parameter)
             once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in parameter.stride())  # if expanded
             parameter[once].copy_(moved[once])
+        for row in empty:
+            row.zero_()
+
+
+def _zeros_of_padding(module: nn.Module) -> list[Tensor]:
+    """The row of an embedding that is kept for padding, where it is zero, as a view."""
+    padding = module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
+    if padding is None:
+        return []
+    row: Tensor = module.weight.detach()[padding]
+    return [] if bool(row.any()) else [row]
 
 
 def require_finite(output: Tensor, length: int) -> Tensor:

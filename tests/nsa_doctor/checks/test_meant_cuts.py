@@ -51,6 +51,14 @@ class Commented(Layer):
         return self.layer(x) * self.gate(read).sigmoid()
 
 
+class ReadsAlone(Layer):
+    """The gate reads the states without passing gradient back into them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.layer(x)
+        return states * self.gate(states.detach()).sigmoid()
+
+
 class OfWeights(Layer):
     """A statistic, of what a layer made."""
 
@@ -148,7 +156,7 @@ def test_steps_behind_what_is_compiled_have_a_surrogate() -> None:
     assert "whose derivative is zero" in result.notes[0]
 
 
-@pytest.mark.parametrize("make", [Normalised, LastValue, Remembers, Commented])
+@pytest.mark.parametrize("make", [Normalised, LastValue, Remembers, Commented, ReadsAlone])
 def test_a_cut_that_is_meant_is_a_note(make: Callable[[], nn.Module]) -> None:
     result = run_check(registry.load("GRD101"), embedding_subject(make))
     assert (result.findings, len(result.notes)) == ((), 1)

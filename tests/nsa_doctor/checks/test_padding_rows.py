@@ -103,3 +103,20 @@ def test_a_row_of_zeros_that_no_word_reads_or_that_is_trained_is_silent(make: Ca
 
 def test_a_row_that_a_mask_hides_is_silent_where_the_subject_takes_one() -> None:
     assert examined(Drawn, padded=masked_mean).verdict is Verdict.PASS
+
+
+def mean_of_words(module: nn.Module, ids: Tensor, keep: Tensor) -> Tensor:
+    """Padding adds nothing to the sum, as its row is zero."""
+    words = module.words(ids.masked_fill(~keep, 0))
+    return module.out((words + words.sum(1, keepdim=True) / keep.sum(1)[:, None, None]).tanh())
+
+
+@pytest.mark.parametrize("make", [Bag, Cleared])
+def test_a_row_of_zeros_stays_zero_where_other_weights_are_moved(make: Callable[[], nn.Module]) -> None:
+    subject = small_subject(make, input="tokens", width=WORDS, max_length=80, padded=mean_of_words)
+    assert run_check(registry.load("FWD226"), subject).findings == ()
+
+
+def test_a_row_that_is_drawn_is_read_as_padding() -> None:
+    subject = small_subject(Drawn, input="tokens", width=WORDS, max_length=80, padded=mean_of_words)
+    assert run_check(registry.load("FWD226"), subject).findings

@@ -70,6 +70,53 @@ class Normed(Running):
         return x + self.layer(x)
 
 
+class ByBatch(Running):
+    """A gate by statistics of the batch, which are kept for eval(); of torch's function or by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(DIM))
+        self.register_buffer("running_var", torch.ones(DIM))
+
+    def normed(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        return F.batch_norm(rows, self.running_mean, self.running_var, training=self.training).view_as(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.normed(x).sigmoid()
+
+
+class ByHand(ByBatch):
+    def normed(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return (x - self.running_mean) / (self.running_var + 1e-5).sqrt()
+        mean, var = x.mean((0, 1)), x.var((0, 1))
+        self.running_mean = self.running_mean.lerp(mean.detach(), 0.1)
+        self.running_var = self.running_var.lerp(var.detach(), 0.1)
+        return (x - mean) / (var + 1e-5).sqrt()
+
+
+class AlsoMixing(ByHand):
+    """Its rows mix behind the norm too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = super().forward(x)
+        return mixed - 0.5 * mixed.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("code", ["FWD201", "FWD203"])
+@pytest.mark.parametrize("make", [ByBatch, ByHand])
+def test_a_norm_by_the_batch_of_ones_own_is_a_note(make: type[nn.Module], code: str) -> None:
+    result = run_check(registry.load(code), subject_of(make, 0))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
+    assert any("a norm by the batch" in note for note in result.notes)
+
+
+def test_rows_that_mix_behind_a_norm_by_the_batch_are_found() -> None:
+    (finding,) = run_check(registry.load("FWD203"), subject_of(AlsoMixing, 0)).findings
+    assert "(eval)" in finding.message
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("make", [Balanced, Scaled, Normed])
 @pytest.mark.parametrize("code", CODES)
