@@ -71,8 +71,7 @@ def norms_by_batch(built: BuiltModule) -> list[tuple[str, nn.Module]]:
     return [
         (path, part)
         for path, part in built.module.named_modules()
-        if part.training
-        and (path in written or (isinstance(part, NORMS_BY_BATCH) and part.running_mean is not None))
+        if part.training and (path in written or (isinstance(part, NORMS_BY_BATCH) and part.running_mean is not None))
     ]
 
 

@@ -30,7 +30,8 @@ _FEWER = 6  # times fewer values than the input has make a statistic
 _SEEDS = (0, 1, 2)
 _ABOVE = 3  # lines of comments
 _SAID = re.compile(  # of truncation more is asked
-    r"\b(carr(y|ies)|ha(s|ve)|gets?|receives?|with|takes?|flows?|of) no gradients?\b|\bwithout (\w+ing )?(an?y? |the )?gradients?\b"
+    r"\b(carr(y|ies)|ha(s|ve)|gets?|receives?|with|takes?|flows?|of) no gradients?\b"
+    r"|\bwithout (\w+ing )?(an?y? |the )?gradients?\b"
     r"|\bnothing\b[^.]{0,30}\b(carries|has|gets|receives) (a )?gradients?\b"
     r"|\bno gradients? (flows?|passes|reach(es)?|goes|comes|is|are)\b"
     r"|\bgradients? ((is|are) (cut|stopped|blocked|not)|stops?|ends?|(do|does) not (flow|pass|reach|go|come))\b"
