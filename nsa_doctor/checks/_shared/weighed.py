@@ -17,6 +17,7 @@ from nsa_doctor.subject.contract import Subject
 
 _ROWS = (1, 3)
 _NUM_COPIES = 2
+_BY_WEIGHT = (1 / _NUM_COPIES, 1.0, float(_NUM_COPIES))
 _RESIDUE = 3e-2  # a loss of balance over a whole batch is no sum over micro-batches
 _LOSSES_APART = 1e-4
 _LEAST_SHARE = 0.02
@@ -61,6 +62,8 @@ def _of_copies(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     is_once, is_known = _is_near(times, 1.0), math.isfinite(of_loss)
     if _is_near(times, of_loss) or (is_once and not _is_near(of_loss, _NUM_COPIES)):
         return None
+    if not any(_is_near(times, each) for each in _BY_WEIGHT):
+        return None  # the second comes out otherwise: by a queue, or a memory, that the first has moved
     message = f"{_NUM_COPIES} copies of a micro-batch at S={batch.shape[1]} give {times:.3g} times the gradient of one"
     message += f", and {of_loss:.3g} times its loss" if is_known else ", and no loss"
     right_where = "the loss is to be summed" + (", and the gradient is not" if is_once else "")

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nsa_doctor.checks._shared.stepped import holder_text, optimizer_notes, too_slow, why_nothing_moves
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed, placed, trainable
@@ -29,7 +30,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.step_end import end_of_step
 from nsa_doctor.probes.model.stepping import Step, step
 from nsa_doctor.probes.model.training import new_optimizer
@@ -37,17 +38,17 @@ from nsa_doctor.subject.contract import Subject
 
 _NUM_STEPS = 3  # a warm-up may well begin at a rate of zero
 _RATE = 0.1
+_MORE_ROWS = 4
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    sp = built(subject, mode="train")
     length = lengths_for(subject)[0]
+    sp, optimizer, steps, moved = _taken(subject, length)
     names = [name for name, _ in trainable(sp.module)]
     if not names:
         return
-    optimizer = new_optimizer(sp.module, _RATE)
-    steps = [step(sp, optimizer, sp.input(length, seed=subject.seed + index)) for index in range(_NUM_STEPS)]
-    moved = set().union(*(taken.moved() for taken in steps))
+    if not moved and (of_more := _taken(subject, length, _MORE_ROWS))[3]:  # a loss of pairs has none of one row
+        sp, optimizer, steps, moved = of_more
     still = [name for name in names if name not in moved and any(_should_move(name, taken) for taken in steps)]
     replaced = sorted(set().union(*(taken.replaced for taken in steps)))
     place = next((taken.place for taken in steps if taken.place.file), Place())
@@ -76,6 +77,17 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         control=f"{len(moved)} other parameters move" if moved and still else "",
         repro=command_for(subject, "GRD205"),
     )
+
+
+def _taken(
+    subject: Subject, length: int, rows: int | None = None
+) -> tuple[BuiltModule, Optimizer, list[Step], set[str]]:
+    """Steps from the start, each on so many rows or as few as the module takes, and what they move."""
+    sp = built(subject, mode="train")
+    optimizer = new_optimizer(sp.module, _RATE)
+    inputs = [sp.input(length, rows, subject.seed + index) for index in range(_NUM_STEPS)]
+    steps = [step(sp, optimizer, x) for x in inputs]
+    return sp, optimizer, steps, set().union(*(taken.moved() for taken in steps))
 
 
 def _should_move(name: str, taken: Step) -> bool:

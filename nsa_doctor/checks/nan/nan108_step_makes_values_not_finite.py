@@ -31,6 +31,7 @@ from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 
 _SLOWLY = 1e-6  # of the rate, and per unit of gradient: what a step too long has driven away stays finite then
+_MORE_ROWS = 4  # a loss of pairs has none of one row
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -40,16 +41,20 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     wild = first_bad_step(subject, length, LEARNING_RATE)
     if wild is None:
         return
+    place = callable_place(subject.train_step, sp.module)
+    if first_bad_step(subject, length, LEARNING_RATE, _MORE_ROWS) is None:
+        message = f"step {wild.number} at S={length} makes values not finite on one row, but not on {_MORE_ROWS}"
+        yield Note(message=message, where=place)
+        return
     rate = LEARNING_RATE * _SLOWLY / max(1.0, wild.gradient_at_start)
     found = first_bad_step(subject, length, rate)
     if found is None:
         message = (
             f"step {wild.number} at S={length} makes values not finite at rate {LEARNING_RATE}, but not at {rate:.1g}"
         )
-        yield Note(message=message, where=callable_place(subject.train_step, sp.module))
+        yield Note(message=message, where=place)
         return
     bad, operation = found.names, ""
-    place = callable_place(subject.train_step, sp.module)
     if (origin := birth_in_step(subject, length, rate, found)) is not None:
         operation = f", first in {origin.operation}"
         place = origin.place

@@ -15,6 +15,8 @@ from nsa_doctor.probes.behaviour.watched_losses import watched_loss
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import is_transformed
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.graph_nodes import VIEWS, kind_of, maker_of
+from nsa_doctor.probes.tensors.shares import are_shares_of_one
 
 _OF_SCORES = {
     "cross_entropy": "it takes the softmax once more",
@@ -24,17 +26,12 @@ _OF_SCORES = {
 }
 _OF_LOGARITHMS = ("nll_loss", "kl_div", "ctc_loss")
 _OF_CLASSES = ("cross_entropy", "nll_loss")
-_JOINED = ("Cat", "Stack")
 _OF_DISTRIBUTIONS = "/torch/distributions/"  # Categorical takes logsumexp of scores; elsewhere it may be a maximum
 _FRAMES = 8
 _SHARES = "probabilities, which add up to one"
 _MAKING = ("softmax", "sigmoid", "expit")
-_VIEWS = (
-    "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Select", "Slice",
-    "Index", "Clone", "ToCopy", "Expand", "Split", "Unbind", "Alias", "MaskedSelect", "Clamp",
-)  # fmt: skip
+_PASSED = VIEWS | {"Clamp"}
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution", "MkldnnConvolution")
-_NEAR_ONE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class _Watch(TorchFunctionMode):
             return
         if name in _OF_LOGARITHMS and given.get("reduction") == "none":
             return  # a way to choose one of each row
-        node = _root(scores)
+        node = maker_of(scores, _PASSED)
         axes = _axes(name, scores, args, given)
         said = next((fault for axis in axes for fault in _faults(name, scores, node, axis)), None)
         place, is_own = self._places.here()
@@ -102,7 +99,7 @@ def _is_of_distributions() -> bool:
 
 def _faults(name: str, scores: Tensor, node: Any, axis: int) -> Iterator[tuple[str, str]]:
     """What it was given that it does not take, and what it does."""
-    kind, are_shares = _kind(node), _are_shares(scores, axis)
+    kind, are_shares = kind_of(node), are_shares_of_one(scores, axis)
     if name == "binary_cross_entropy_with_logits" and kind in ("Sigmoid", "Softmax"):
         yield f"the probabilities of {'a sigmoid' if kind == 'Sigmoid' else 'a softmax'}", _OF_SCORES[name]
     elif name in ("log_softmax", "logsumexp") and are_shares and (kind == "Softmax" or name == "logsumexp"):
@@ -128,31 +125,3 @@ def _axes(name: str, scores: Tensor, args: tuple[Any, ...], given: dict[str, Any
         yield -1
         if name == "kl_div" and scores.ndim > 2:
             yield 1
-
-
-def _are_shares(values: Tensor, axis: int) -> bool:
-    """Whether they are shares of one along the axis, in many places, and not all in one place or equal."""
-    if values.ndim == 0 or not values.is_floating_point() or values.shape[axis] < 2 or values.numel() < 4:
-        return False
-    shares = values.detach().double()
-    sums = shares.sum(axis)
-    if not bool((shares >= 0).all()) or bool((shares.amax(axis) - shares.amin(axis) < _NEAR_ONE**2).all()):
-        return False
-    return bool(((sums - 1).abs()[sums != 0] < _NEAR_ONE).all())  # what a mask hides is nothing
-
-
-def _root(tensor: Tensor) -> Any:
-    """The node that computed it, behind those that lay it out in another way."""
-    node: Any = tensor.grad_fn
-    while node is not None and node.next_functions:
-        before = [each for each, _ in node.next_functions]
-        if _kind(node) in _JOINED and len({_kind(each) for each in before}) > 1:
-            return node
-        if _kind(node) not in (*_VIEWS, *_JOINED):
-            return node
-        node = before[0]
-    return node
-
-
-def _kind(node: Any) -> str:
-    return "" if node is None else str(node.name()).partition("Backward")[0]

@@ -34,12 +34,15 @@ class BadStep:
     gradient_at_start: float
 
 
-def first_bad_step(subject: Subject, length: int, rate: float) -> BadStep | None:
-    """The first of some steps of the loop by plain descent at that rate that leaves something not finite."""
+def first_bad_step(subject: Subject, length: int, rate: float, rows: int | None = None) -> BadStep | None:
+    """The first of some steps of the loop by plain descent at that rate that leaves something not finite.
+
+    Each is on so many `rows`, or on as few as the module takes.
+    """
     sp = built(subject, mode="train", is_randomised=False)
     optimizer, size = new_optimizer(sp.module, rate), 0.0
     for number in range(1, _NUM_STEPS + 1):
-        taken = step(sp, optimizer, sp.input(length, seed=subject.seed + number - 1))
+        taken = step(sp, optimizer, sp.input(length, rows, subject.seed + number - 1))
         size = math.sqrt(taken.squared_gradient) if number == 1 else size
         names = tuple(name for name, value in taken.after.items() if not bool(isfinite(value).all()))
         if names or not math.isfinite(taken.loss):
