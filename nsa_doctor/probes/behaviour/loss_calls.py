@@ -4,7 +4,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -67,12 +67,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class LossCall:
-    """A loss that a module gives: of which of its names the targets and the lengths are given, and how."""
+    """A loss that a module gives: of which of its names the targets and the lengths are given, and how.
+
+    `beside` has what else it is given, as it is.
+    """
 
     name: str
     takes: Mapping[str, str]  # a role: by which parameter
     meant: Callable[[Tensor], Tensor]  # what is given for a mask of tokens
     of_answers: bool  # it takes what forward answers, and not what forward takes
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, sp: BuiltModule, batch: Batch, seed: int = 0) -> Tensor:
         """The loss of the batch, a number in float64."""
@@ -80,7 +84,7 @@ class LossCall:
 
     def answer(self, sp: BuiltModule, batch: Batch, seed: int = 0) -> Tensor:
         """The loss of the batch as it is given. Raises TypeError where that is no number."""
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = dict(self.beside)
         for role, name in self.takes.items():
             if role == "targets":
                 given[name] = None if batch.targets is None else batch.targets.clone()

@@ -205,6 +205,19 @@ def with_a_time(subject: Subject) -> Subject:
     return replace(subject, build=lambda seed: Timed(subject.build(seed)), forward=lambda module, x: module(x))
 
 
+class TimedTokens(Timed):
+    """A module that may be given a time for each token, of which it reads how long ago the first was."""
+
+    def forward(self, x: Tensor, times: Tensor | None = None) -> Tensor:
+        output: Tensor = self.inner(x)
+        return output if times is None else output * (1 + (times - times[:, :1]).to(output)[..., None])
+
+
+def with_times(subject: Subject) -> Subject:
+    """It may be given a time for each token."""
+    return replace(subject, build=lambda seed: TimedTokens(subject.build(seed)), forward=lambda module, x: module(x))
+
+
 class Rated(nn.Module):
     """A module, with a loss of its own tokens alone."""
 

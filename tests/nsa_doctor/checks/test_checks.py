@@ -47,6 +47,7 @@ from tests.nsa_doctor.checks.offered import (
     with_positions,
     with_projections,
 )
+    with_times,
 from tests.nsa_doctor.conftest import HERE
 
 KINDS = {code: entry.examines for code, entry in registry.entries().items()}
@@ -218,18 +219,15 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD255": with_a_drop_path,
     "FWD256": with_one_answer,
     "FWD257": with_experts,
-    "FWD258": with_a_time,
-    "FWD270": with_a_time,
+    **dict.fromkeys(("FWD258", "FWD270"), with_a_time),
+    "FWD275": with_times,
     "FWD259": with_a_choice,
     "FWD272": with_a_cell,
     "FWD260": with_attention,
     "FWD263": with_projections,
     "GRD214": with_a_loop,
-    "GRD228": with_a_loss_of_targets,
-    "GRD229": with_a_loss_of_targets,
-    "GRD230": with_a_loss_of_targets,
     "GRD231": with_an_optimizer,
-    **dict.fromkeys(("GRD233", "GRD235", "GRD236"), with_a_loss_of_targets),
+    **dict.fromkeys(("GRD228", "GRD229", "GRD230", "GRD233", "GRD235", "GRD236"), with_a_loss_of_targets),
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,
     "GRD217": with_a_loop,
