@@ -8,7 +8,7 @@ to be found, unless it wants positions beside it or all tokens again.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.decoding_again import by_all_tokens, spares_tokens
 from nsa_doctor.adapters.decoding_methods import ASKING, CERTAIN, by_methods
 from nsa_doctor.adapters.decoding_objects import by_cache_of_a_part, by_cache_of_forward, by_state_and_token
 from nsa_doctor.adapters.decoding_proof import (
@@ -57,6 +58,8 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     if found is None:
         further = [*_by_objects(subject, module)]
         found, ways = _proven(subject, further), [*ways, *further]
+    if found is None:
+        found = _proven(subject, _with_all_tokens(subject, module))
     if found is not None:
         return found
     for way in ways:
@@ -74,7 +77,7 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     return subject
 
 
-def _proven(subject: Subject, ways: Sequence[Decoding]) -> Subject | None:
+def _proven(subject: Subject, ways: Iterable[Decoding]) -> Subject | None:
     """The subject with the first of these ways that proves itself."""
     for way in ways:
         if attempt(lambda way=way: proves_itself(subject, way)) is True:
@@ -92,14 +95,8 @@ def _decoded_by(subject: Subject, way: Decoding, step: Step, more: str) -> Subje
 
 def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
     """The module's forward, given the cache that it returned before by the parameter of that name."""
-    signature = attempt(lambda: inspect.signature(module.forward))
-    parameters = signature.parameters if isinstance(signature, inspect.Signature) else {}
-    general = {name: True for name in ASKING if name in parameters}
-    asked_for = dict(_asked_for(parameters))
-    for name in dict.fromkeys((*asked_for, *(name for name in _CACHES if name in parameters))):
-        asking = {**general, **asked_for.get(name, {})}
-        if parameters[name].default is not None:
-            continue
+    parameters = _parameters_of(module)
+    for name, asking in _taken_caches(module):
         for way in parameter_names(module, subject.input):
 
             def prefill(
@@ -136,6 +133,28 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
             )
 
 
+def _with_all_tokens(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
+    """The module's forward, given the cache by a parameter of that name and all tokens so far, where it reads both."""
+    for name, asking in _taken_caches(module):
+        for way in parameter_names(module, subject.input):
+
+            def call(
+                module: nn.Module,
+                x: Tensor,
+                cache: Any,
+                way: str | None = way,
+                name: str = name,
+                asking: _Flags = asking,
+            ) -> Any:
+                return called(module, x, way, asking if cache is None else {**asking, name: cache})
+
+            words = f"forward(x, {name}=...) with all tokens so far"
+            holds = name in (*_KEYS_AND_VALUES, *_HOLDING)
+            found = by_all_tokens(call, partial(_split, subject, name=name), words, holds_the_past=holds)
+            if attempt(lambda found=found: spares_tokens(subject, found)) is True:
+                yield found
+
+
 def _by_objects(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
     """A cache that the caller makes, given to the forward, to a part of it, or to a step."""
     parameters = attempt(lambda: inspect.signature(module.forward).parameters)
@@ -153,6 +172,21 @@ def _by_objects(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
     for way in (*by_cache_of_forward(subject, module, others), *by_cache_of_a_part(subject, module)):
         if way.is_blamed or attempt(lambda way=way: fills_its_cache(subject, way)) is True:
             yield way
+
+
+def _parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    signature = attempt(lambda: inspect.signature(module.forward))
+    return signature.parameters if isinstance(signature, inspect.Signature) else {}
+
+
+def _taken_caches(module: nn.Module) -> Iterator[tuple[str, _Flags]]:
+    """Parameters that are None and may be a cache, and the flags that have one returned."""
+    parameters = _parameters_of(module)
+    general = {name: True for name in ASKING if name in parameters}
+    asked_for = dict(_asked_for(parameters))
+    for name in dict.fromkeys((*asked_for, *(name for name in _CACHES if name in parameters))):
+        if parameters[name].default is None:
+            yield name, {**general, **asked_for.get(name, {})}
 
 
 def _asked_for(parameters: Mapping[str, inspect.Parameter]) -> Iterator[tuple[str, _Flags]]:
