@@ -354,3 +354,22 @@ def with_a_loop(subject: Subject) -> Subject:
         )
 
     return replace(subject, loop=begin)
+
+
+class Sampler(nn.Module):
+    """Keeps the likeliest of a row."""
+
+    def top_k(self, logits: Tensor, k: int) -> Tensor:
+        """Of any shape; the rest are minus infinity."""
+        return logits.masked_fill(logits < logits.topk(k, -1).values[..., -1:], float("-inf"))
+
+
+def with_a_sampler(subject: Subject) -> Subject:
+    """Something beside it that filters logits."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.chooser = Sampler()
+        return module
+
+    return replace(subject, build=build)

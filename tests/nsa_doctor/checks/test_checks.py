@@ -36,6 +36,7 @@ from tests.nsa_doctor.checks.offered import (
     with_a_drop_path,
     with_a_loop,
     with_a_loss_of_targets,
+    with_a_sampler,
     with_a_time,
     with_an_adapter,
     with_an_optimizer,
@@ -238,6 +239,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "DEC114": with_a_cache_of_tokens,
     "DEC115": with_a_cache_of_tokens,
     "DEC116": with_a_cache_of_tokens,
+    "DEC117": with_a_sampler,
 }
 
 

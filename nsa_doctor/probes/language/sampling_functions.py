@@ -1,0 +1,170 @@
+"""Functions, methods and classes of the subject's own that by name and arguments filter logits, or draw tokens."""
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.probes.language.sampling_names import OFF, Kind, Signature, kinds_of, numbers_of, signature_of
+from nsa_doctor.probes.model.identity import loaded_files
+
+_OWN = 3  # the rank of the subject's own code
+_MOST = 40
+_CALLED = ("__call__", "forward")
+_METHOD = (FunctionType, staticmethod, classmethod)
+_REACHING_OUT = re.compile(
+    r"torch\.distributed|\bdist\.|\binput\(|subprocess|urlopen|download|from_pretrained|torch\.(load|save)|wandb|mkdir"
+    r"|\bopen\(|os\.|sys\.|\bexit\(|barrier\(|write_(text|bytes)|environ|Thread\(|Process\(|socket|requests\.|sleep\("
+    r"|pickle|backward\(|optim|while True|\.generate\(|setattr\("
+)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """One of them: `ask` calls it on logits or probabilities, earlier ids, and numbers by their kind.
+
+    `path` and `kind_of_holder` are the module that it is a method of, if any; `text` is its source, from `line` on.
+    """
+
+    name: str
+    path: str
+    holder: str
+    code: CodeType
+    text: str
+    signature: Signature
+    ask: Callable[[Tensor, Tensor, dict[Kind, float]], Any]
+
+
+def sampling_functions(root: nn.Module, packages: tuple[str, ...]) -> list[Sampling]:
+    """Those of the module and its parts, then those of the files that are loaded from its packages, each once."""
+    frames, found = FrameFilter(packages), dict[CodeType, Sampling]()
+    for each in (*_of_parts(root, frames), *_of_files(root, packages, frames)):
+        found.setdefault(each.code, each)
+    return list(found.values())[:_MOST]
+
+
+def _of_parts(root: nn.Module, frames: FrameFilter) -> Iterator[Sampling]:
+    seen: set[type] = set()
+    for path, part in root.named_modules():
+        kind = type(part)
+        if kind in seen or kind.__module__.startswith("torch."):
+            continue
+        seen.add(kind)
+        for name in dir(kind):
+            kinds = None if hasattr(nn.Module, name) else kinds_of(name)
+            if kinds is not None and isinstance(inspect.getattr_static(kind, name), _METHOD):
+                yield from _sampling(getattr(part, name), name, kinds, frames, path, kind.__name__)
+
+
+def _of_files(root: nn.Module, packages: tuple[str, ...], frames: FrameFilter) -> Iterator[Sampling]:
+    parts = {type(part).__module__.partition(".")[0] for part in root.modules()} - {"torch"}
+    for module_name, file in sorted(loaded_files((*packages, *parts)).items()):
+        if frames.rank(file) != _OWN:
+            continue
+        for name, value in sorted(vars(sys.modules[module_name]).copy().items()):
+            kinds = kinds_of(name) if inspect.isfunction(value) or inspect.isclass(value) else None
+            if kinds is None:
+                continue
+            if inspect.isclass(value):
+                yield from _of_class(value, kinds, frames)
+            else:
+                yield from _sampling(value, name, kinds, frames)
+
+
+def _of_class(kind: type, kinds: set[Kind], frames: FrameFilter) -> Iterator[Sampling]:
+    """A class that is made with numbers, and whose instances are called on logits."""
+    own = [name for name in _CALLED if inspect.isfunction(vars(kind).get(name))]
+    read = attempt(lambda: list(inspect.signature(kind).parameters.values()))
+    if not own or not kinds or isinstance(read, Caught):
+        return
+    numbers = numbers_of(read, kinds)
+    known = {each.name for each in numbers.values()}
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(each.default is each.empty and each.name not in known and each.kind not in variable for each in read):
+        return
+    function = vars(kind)[own[0]]
+    is_harmless = not _REACHING_OUT.search(_source(kind))
+    if numbers and is_harmless:
+        yield from _sampling(function, kind.__name__, kinds, frames, made=(kind, numbers))
+
+
+def _sampling(
+    function: Any,
+    name: str,
+    kinds: set[Kind],
+    frames: FrameFilter,
+    path: str = "",
+    holder: str = "",
+    made: tuple[type, dict[Kind, inspect.Parameter]] | None = None,
+) -> Iterator[Sampling]:
+    plain: Any = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else None
+    code = getattr(plain, "__code__", None)
+    if not isinstance(code, CodeType) or frames.rank_of(code) != _OWN or inspect.iscoroutinefunction(plain):
+        return
+    signature = signature_of(MethodType(function, made[0]) if made else function, kinds, made[1] if made else None)
+    text = _source(plain)
+    if signature is None or not text or any(_REACHING_OUT.search(each) for each in (text, *_beside(plain, text))):
+        return
+    yield Sampling(name, path, holder, code, text, signature, _asking(function, signature, made[0] if made else None))
+
+
+def _asking(
+    function: Callable[..., Any], signature: Signature, kind: type | None
+) -> Callable[[Tensor, Tensor, dict[Kind, float]], Any]:
+    def ask(scores: Tensor, ids: Tensor, numbers: dict[Kind, float]) -> Any:
+        values = {signature.numbers[each].name: value for each, value in _whole(signature, numbers, scores).items()}
+        given: dict[str, Any] = {signature.scores: scores}
+        if signature.ids:
+            given[signature.ids] = ids
+        if signature.generator:
+            given[signature.generator] = torch.Generator().manual_seed(int(torch.randint(1 << 30, ())))
+        if kind is None:
+            return function(**given, **values)
+        return getattr(kind(**values), function.__name__)(**given)
+
+    return ask
+
+
+def _whole(signature: Signature, numbers: dict[Kind, float], scores: Tensor) -> dict[Kind, float]:
+    """The numbers, and a value that does nothing for each other one whose default does something."""
+    idle: dict[Kind, float] = {
+        "top_p": 1.0,
+        "top_k": scores.shape[-1],
+        "min_p": 0.0,
+        "temperature": 1.0,
+        "penalty": 1.0,
+    }
+    found = dict(numbers)
+    for kind, parameter in signature.numbers.items():
+        is_off = any(parameter.default is each or parameter.default == each for each in OFF[kind])
+        if kind not in numbers and kind in idle and not is_off:
+            found[kind] = idle[kind]
+    return found
+
+
+def _beside(function: Callable[..., Any], text: str) -> Iterator[str]:
+    """The sources of functions and classes of its file that it names, and of those that these name."""
+    beside = getattr(function, "__globals__", {})
+    waiting, seen = [text], set[str]()
+    while waiting:
+        for name in set(re.findall(r"\w+", waiting.pop())) - seen:
+            seen.add(name)
+            found: Any = beside.get(name)
+            is_own = inspect.isroutine(found) or inspect.isclass(found)
+            if is_own and getattr(found, "__module__", "") == beside.get("__name__"):
+                waiting.append(_source(found))
+                yield waiting[-1]
+
+
+def _source(value: Any) -> str:
+    text = attempt(lambda: textwrap.dedent(inspect.getsource(value)))
+    return "" if isinstance(text, Caught) else text
