@@ -18,6 +18,8 @@ _JOINING = frozenset(
         *("concatenate",),
     }
 )
+_FRAMING = frozenset(("segment", "frame", "split", "chunk", "window", "unfold", "block"))
+OVERLAPPING = ("overlap", "add")  # what a role is about where frames that overlap are added up
 _GIVING_BACK = frozenset(("reverse", "restore"))
 # What loses something by design, or whose un- is something else; a fold of an unfold adds up what overlaps.
 _OTHER_UNS = frozenset(
@@ -64,6 +66,10 @@ def roles_of_mode(text: str) -> frozenset[Role]:
 
 
 def _roles(words: list[str]) -> Iterator[Role]:
+    if "overlap" in words and {"add", "adds", "added", "sum", "merge"} & set(words):
+        yield Role(OVERLAPPING, True)
+    elif _FRAMING & {word.rstrip("s") for word in words}:
+        yield Role(OVERLAPPING, False)
     for at, word in enumerate(words):
         rest = [*words[:at], *words[at + 1 :]]
         about = tuple(sorted(each.rstrip("s") for each in rest))

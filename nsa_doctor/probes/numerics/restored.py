@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.inverse_names import OVERLAPPING, Role
 from nsa_doctor.probes.hooks.own_calls import OwnCall, own_calls
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -25,6 +26,7 @@ from nsa_doctor.probes.numerics.undone import (
     is_laid_out_wrongly,
     mixes_axes,
     moves_along_axes,
+    places_later,
     places_of,
     reads_more,
     rebuilt,
@@ -60,6 +62,7 @@ class _Trial:
     second: OwnCall
     difference: float
     is_layout: bool
+    moved: int = 0  # by how many places
 
 
 _Pair = tuple[tuple[Any, ...], Any, str, str]
@@ -143,6 +146,9 @@ class _TwoCalls:
             return None
         if not self._is_steady(back.y):
             return None
+        if Role(OVERLAPPING, undoes=True) in second.roles:
+            moved = places_later(first.x, back.y)
+            return _Trial(first, second, float(moved != 0), is_layout=False, moved=moved)
         if given.is_layout and back.is_layout:
             share = is_laid_out_wrongly(first.x, given.y, back.y)
             is_moved = share > 0 and given.y.shape != first.x.shape and self._is_moved_along_axes()
@@ -227,7 +233,10 @@ def _worded(sp: BuiltModule, trial: _Trial) -> NotRestored:
     first, second = trial.first, trial.second
     shape = list(first.x.shape)
     blamed = second
-    if trial.is_layout:
+    if trial.moved:
+        places = "1 place" if abs(trial.moved) == 1 else f"{abs(trial.moved)} places"
+        text = f"a tensor {shape} comes back {places} {'later' if trial.moved > 0 else 'earlier'}"
+    elif trial.is_layout:
         text = f"{trial.difference:.0%} of the values of a tensor {shape} come back at other places"
         is_first = attempt(lambda: mixes_axes(first))
         is_second = attempt(lambda: mixes_axes(second))

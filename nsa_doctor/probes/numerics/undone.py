@@ -50,6 +50,7 @@ _DRAWS_OR_MIXES = frozenset(
     }
 )
 _LEAST_NUMBER = 1e-2  # what is less is there so that nothing is divided by zero
+_FEWEST_PLACES, _ALIKE, _MOST = 8, 0.999, 0.8
 _LOST = 0.03  # a share of the values
 
 Sources = dict[str, tuple[str, Any]]
@@ -279,6 +280,26 @@ def moves_along_axes(x: Tensor, back: Tensor) -> bool:
         if not torch.equal(values, line.expand_as(values)) or not bool((steps == steps[:1]).all()):
             return False
     return True
+
+
+def places_later(x: Tensor, back: Tensor) -> int:
+    """By how many places of an axis x has moved where it comes back; 0 where it has not, or not as a whole.
+
+    Each place may come back larger or smaller, as where windows are added up.
+    """
+    for axis in range(x.ndim):
+        size = x.shape[axis]
+        if size < _FEWEST_PLACES or size == x.numel():
+            continue
+        one, other = (each.detach().double().movedim(axis, 0).flatten(1) for each in (back, x))
+        alike = torch.cosine_similarity(one[:, None], other[None], dim=-1)
+        shares = {k: float((alike.diagonal(-k) > _ALIKE).double().mean()) for k in range(-size // 2, size // 2 + 1)}
+        if shares[0] >= _MOST:
+            return 0
+        moved = max(shares, key=lambda k: shares[k])
+        if shares[moved] >= _MOST and shares[0] < 1 - _MOST:
+            return moved
+    return 0
 
 
 def places_of(x: Tensor) -> Tensor:
