@@ -1,7 +1,7 @@
 """GRD236 loss-term-without-gradient
 
 Detects: a number that a loss adds to another and that has no gradient, though it was computed from values that have
-    one: detached, or computed without gradients, before it was reduced.
+    one: detached, or computed without gradients, before it was reduced. A weight that is added in place of multiplied.
 Matters: the term is logged, and goes down with the others or not, and trains nothing: a commitment, balance or
     auxiliary loss that might as well not be there.
 Fix: detach the other side, as in `(z - codes.detach()).square()`; a number that is only to be seen is detached itself.
@@ -23,7 +23,7 @@ from nsa_doctor.checks._shared.every_loss import first_seen
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.loss_terms import dead_terms
+from nsa_doctor.probes.behaviour.loss_terms import AddedWeight, dead_terms
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.subject.contract import Subject
 
@@ -33,6 +33,15 @@ def run(subject: Subject) -> Iterator[Finding]:
     if seen is None:
         return
     asked, each = seen
+    if isinstance(each, AddedWeight):
+        yield Finding(
+            message=f"{asked.name} adds {each.name}, the number {each.value:g}, which weighs nothing so: the weight of "
+            f"a term multiplies it",
+            where=in_subject(each.place, asked.sp.module),
+            evidence={"loss": asked.name, "weight": each.value},
+            repro=command_for(subject, "GRD236"),
+        )
+        return
     yield Finding(
         message=f"{asked.name} adds a term of {each.value:.2g} that has no gradient: the way back ends here, "
         f"and it is added at {each.added.short_line}",

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from nsa_doctor.core.errors import Caught
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.behaviour.watched_losses import watched_loss
+from nsa_doctor.probes.hooks.added_names import weight_added
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import is_transformed, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -56,16 +57,25 @@ class DeadTerm:
     cut: Place
 
 
+@dataclass(frozen=True)
+class AddedWeight:
+    """A number that a loss adds, and not multiplies by, whose name says that it is the weight of a term."""
+
+    name: str
+    value: float
+    place: Place
+
+
 def same_terms(sp: BuiltModule, call: Callable[[], Any]) -> list[SameTerm] | Caught:
     """Those of the loss that one call returns or goes back through; what it raises, if it raises."""
     watch = _watched(sp, call)
     return watch if isinstance(watch, Caught) else watch.same()
 
 
-def dead_terms(sp: BuiltModule, call: Callable[[], Any]) -> list[DeadTerm] | Caught:
+def dead_terms(sp: BuiltModule, call: Callable[[], Any]) -> list[DeadTerm | AddedWeight] | Caught:
     """Those of the loss that one call returns or goes back through; what it raises, if it raises."""
     watch = _watched(sp, call)
-    return watch if isinstance(watch, Caught) else watch.dead()
+    return watch if isinstance(watch, Caught) else [*watch.dead(), *watch.weights()]
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ class _Watch(TorchFunctionMode):
         self._asked: list[_Asked] = []
         self._added: list[tuple[Tensor, DeadTerm, _Cut]] = []
         self._cuts: dict[int, tuple[Tensor, _Cut]] = {}  # by the identity of a tensor behind one
+        self._weights: list[tuple[Tensor, AddedWeight]] = []
         self._living: set[int] = set()  # cuts whose values a function with a gradient has read
 
     def __torch_function__(
@@ -137,12 +148,19 @@ class _Watch(TorchFunctionMode):
         added = [(each, cut) for total, each, cut in self._added if total.grad_fn in near]
         return [each for each, cut in added if id(cut) not in self._living and not _takes_away(near, cut)]
 
+    def weights(self) -> list[AddedWeight]:
+        """Those that the loss adds."""
+        near = set(_summed(self.ends))
+        return [each for total, each in self._weights if total.grad_fn in near]
+
     def _look(self, name: str, args: tuple[Any, ...], named: dict[str, Any], answer: Tensor) -> None:
         given = [each for each in tensors_in(args, named) if each.is_floating_point()]
         if not answer.requires_grad:
             if not _MAKING.fullmatch(name):
                 self._follow_cut(given[:1] if name in _AFTER_ANOTHER else given, answer)
             return
+        if name in _ADDING - _TAKING_OFF and answer.numel() == 1:
+            self._look_at_numbers(args, answer)
         if name in _LOSSES:
             self._ask(name, args, named, answer)
         if name in _TAKING_OFF and given[1:] and not given[1].requires_grad:
@@ -154,6 +172,15 @@ class _Watch(TorchFunctionMode):
                 self._living.add(id(cut))
             elif most := float(each.detach().abs().max()):
                 self._added.append((answer, DeadTerm(most, self._places.here()[0], cut.place), cut))
+
+    def _look_at_numbers(self, args: tuple[Any, ...], answer: Tensor) -> None:
+        value = next((each for each in args[:2] if type(each) in (int, float) and each), None)
+        if value is None:
+            return
+        place, is_own = self._places.here()
+        name = weight_added(self._places.source()) if is_own else ""
+        if name:
+            self._weights.append((answer, AddedWeight(name, float(value), place)))
 
     def _ask(self, name: str, args: tuple[Any, ...], named: dict[str, Any], answer: Tensor) -> None:
         place, is_own = self._places.here()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -71,6 +72,18 @@ class Places:
         """
         frame, _, _ = self._subject_frame(frame_above(1))
         return ("", 0) if frame is None else (f"{frame.f_code.co_filename}:{frame.f_lineno}", frame.f_lasti)
+
+    def source(self) -> str:
+        """What the subject's own code is computing here, as it is written; empty where that is not known."""
+        frame, rank, _ = self._subject_frame(frame_above(1))
+        if frame is None or rank < _OWN or frame.f_lasti < 0:
+            return ""
+        line, last, begin, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+        if line is None or last is None or begin is None or end is None:
+            return ""
+        lines = [linecache.getline(frame.f_code.co_filename, each).encode() for each in range(line, last + 1)]
+        lines[-1] = lines[-1][:end]
+        return b"".join((lines[0][begin:], *lines[1:])).decode(errors="replace")
 
     def calling(self, of_methods: bool = False) -> Place | None:
         """Where the function that the caller stands in was called, if it is the subject's and no module's method.

@@ -147,6 +147,41 @@ class SeenAlone(Tokens):
         return loss
 
 
+class Weighed(Tokens):
+    """The weight of what is near, a margin, and a level that the loss does not fall below."""
+
+    beside_weight, margin, flood = 0.25, 0.1, 0.02
+
+    def loss(self, x: Tensor) -> Tensor:
+        states = self(x)
+        loss = (states - x).square().mean() + self.beside(states, x) * self.beside_weight
+        loss = (loss + self.margin).clamp(min=0)
+        return (loss - self.flood).abs() + self.flood
+
+
+class WeightAdded(Weighed):
+    def loss(self, x: Tensor) -> Tensor:
+        states = self(x)
+        return (states - x).square().mean() + self.beside(states, x) + self.beside_weight  # here
+
+
+class WeightAddedTo(Weighed):
+    def loss(self, x: Tensor) -> Tensor:
+        states, beside_weight = self(x), 0.5
+        loss = (states - x).square().mean()
+        loss += beside_weight  # here
+        return loss + self.beside(states, x)
+
+
+class WeightsSummed(Weighed):
+    """The sum of weights divides."""
+
+    def loss(self, x: Tensor) -> Tensor:
+        states = self(x)
+        weight = torch.ones(()) + self.beside_weight
+        return ((states - x).square().mean() + self.beside(states, x) * self.beside_weight) / weight
+
+
 def check(code: str, make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load(code), embedding_subject(make))
 
@@ -158,6 +193,8 @@ def check(code: str, make: Callable[[], nn.Module]) -> Result:
         ("GRD236", CommitsNothing, "loss() adds a term of "),
         ("GRD236", WithoutGradients, "loss() adds a term of "),
         ("GRD236", Stacked, "loss() adds a term of "),
+        ("GRD236", WeightAdded, "loss() adds self.beside_weight, the number 0.25"),
+        ("GRD236", WeightAddedTo, "loss() adds beside_weight, the number 0.5"),
         ("GRD237", NeverALogarithm, "1 parameter (log_scale) starts at 14.3, where clamp is flat"),
         ("GRD237", ShutInForward, "1 parameter (share) starts at 0, where relu is flat"),
     ],
@@ -173,6 +210,7 @@ def test_a_term_that_teaches_nothing_is_found_at_its_line(code: str, make: Calla
     [
         *(("GRD235", make) for make in (Contrasted, SmoothedToo, LooksBeside, Tokens)),
         *(("GRD236", make) for make in (Tokens, OfTargetsAlone, DetachedAsAWhole, FromZero, SeenAlone, Contrasted)),
+        *(("GRD236", make) for make in (Weighed, WeightsSummed)),
         *(("GRD237", make) for make in (Contrasted, ReadBeside, Tokens)),
     ],
 )
