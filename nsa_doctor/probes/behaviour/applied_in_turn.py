@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import Caught
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.behaviour.watched_losses import watched_loss
 from nsa_doctor.probes.hooks.places import Places
@@ -65,10 +65,11 @@ class _Watch(TorchFunctionMode):
         """Run one function and look at what it is given and gives."""
         name, given = getattr(func, "__name__", "").rstrip("_"), kwargs or {}
         x = args[0] if args else given.get("input")
-        is_looked_at = isinstance(x, Tensor) and x.requires_grad and x.numel() > 0
-        if is_looked_at and name in self._functions and not is_transformed(x):
-            attempt(lambda: self._look(name, x, given.get("dim", args[1] if len(args) > 1 else -1)))
-        is_finite = is_looked_at and name in _MAKING and not is_transformed(x) and bool(isfinite(x.detach()).all())
+        is_finite = False
+        if isinstance(x, Tensor) and x.requires_grad and x.numel() and not is_transformed(x):
+            if name in self._functions:
+                self._look(name, x, given.get("dim", args[1] if len(args) > 1 else -1))
+            is_finite = name in _MAKING and bool(isfinite(x.detach()).all())
         answer = func(*args, **given)
         if name in _MAKING and isinstance(answer, Tensor) and answer.grad_fn is not None:
             self._made.setdefault(answer.grad_fn, (self._places.here()[0], is_finite))
