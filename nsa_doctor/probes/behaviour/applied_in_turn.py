@@ -66,7 +66,7 @@ class _Watch(TorchFunctionMode):
         name, given = getattr(func, "__name__", "").rstrip("_"), kwargs or {}
         x = args[0] if args else given.get("input")
         is_finite = False
-        if isinstance(x, Tensor) and x.requires_grad and x.numel() and not is_transformed(x):
+        if isinstance(x, Tensor) and x.requires_grad and x.is_floating_point() and x.numel() and not is_transformed(x):
             if name in self._functions:
                 self._look(name, x, given.get("dim", args[1] if len(args) > 1 else -1))
             is_finite = name in _MAKING and bool(isfinite(x.detach()).all())
