@@ -1,8 +1,8 @@
 """FWD271 inverse-does-not-restore
 
 Detects: two functions or modes that by their names undo each other (split_heads and merge_heads, window_partition and
-    window_reverse, normalize and denormalize, patchify and unpatchify), both called in a pass, where the second does
-    not give back what the first was given.
+    window_reverse, normalize and denormalize, patchify and unpatchify, segment and overlap_add), both called in a
+    pass, where the second does not give back what the first was given.
 Matters: tokens, heads or channels come out mixed with others, or values in another scale than the input has; the model
     trains around it and is worse for it.
 Fix: undo each step of the first in the opposite order: the transpose before the reshape, the shift before the factor.

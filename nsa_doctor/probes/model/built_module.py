@@ -139,10 +139,9 @@ def randomise(module: nn.Module, seed: int) -> None:
 
 def _zeros_of_padding(module: nn.Module) -> list[Tensor]:
     """The row of an embedding that is kept for padding, where it is zero, as a view."""
-    padding = module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
-    if padding is None:
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or module.padding_idx is None:
         return []
-    row: Tensor = module.weight.detach()[padding]
+    row = module.weight.detach()[module.padding_idx]
     return [] if bool(row.any()) else [row]
 
 
