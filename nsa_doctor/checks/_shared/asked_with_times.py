@@ -1,4 +1,4 @@
-"""The ways to call a module that take times beside its input: its forward, and losses of its own."""
+"""The ways to call a module that take times beside its input: its forward, steps of decoding, losses of its own."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.behaviour.loss_calls import Batch, LossCall, ways_to_call
 from nsa_doctor.probes.behaviour.lost_times import arguments_of_times
 from nsa_doctor.probes.behaviour.optional_arguments import giving
+from nsa_doctor.probes.behaviour.timed_decoding import decoded_with
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 
@@ -28,6 +29,8 @@ def asked_with_times(sp: BuiltModule, x: Tensor) -> Iterator[AskedWithTimes]:
     """Each of them, for the input x [B, S, ...]."""
     for argument in arguments_of_times(sp.module.forward):
         yield AskedWithTimes("forward", argument, partial(_answer, sp, x, argument))
+        if sp.subject.offers("prefill") and sp.subject.offers("step"):
+            yield AskedWithTimes("forward, in steps,", argument, partial(decoded_with, sp, x, argument))
     calls = attempt(lambda: list(ways_to_call(sp.module, is_alone=True)))
     served: set[str] = set()
     for loss in [] if isinstance(calls, Caught) else calls:

@@ -26,7 +26,7 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.attention.changed_cache import departed, next_steps
 from nsa_doctor.probes.attention.decoding import decoding_module
-from nsa_doctor.probes.attention.timed_decoding import HELD, timed_by_rows
+from nsa_doctor.probes.behaviour.timed_decoding import HELD, timed_by_rows
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject

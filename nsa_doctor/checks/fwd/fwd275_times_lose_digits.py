@@ -1,8 +1,9 @@
 """FWD275 times-lose-digits
 
-Detects: an optional argument of forward, or of a loss of the module's own, that by its name is times (`times`,
-    `timestamps`, `event_times`), of which the model reads differences alone, and which it rounds to float32 before it
-    takes these: a shift of the clock by thousands changes nothing, one as large as seconds since 1970 the output.
+Detects: an optional argument of forward, in one pass or in steps of decoding, or of a loss of the module's own, that
+    by its name is times (`times`, `timestamps`, `event_times`), of which the model reads differences alone, and which
+    it rounds to float32 before it takes these: a shift of the clock by thousands changes nothing, one as large as
+    seconds since 1970 the output.
 Matters: float32 has steps of two minutes there, so that all gaps come out as 0 or as 128 seconds; with times that
     begin at 0, as in tests, nothing shows.
 Fix: take the difference in the dtype that the times have, in float64, and cast what comes of it.

@@ -171,6 +171,37 @@ def test_a_cast_to_float32_is_found_in_a_model_of_float64() -> None:
     assert examined(lambda: CastToItsDtype().double(), dtype="float64").verdict is Verdict.PASS
 
 
+class Stream(Timed):
+    """The time of the last token is kept for the next call."""
+
+    kept = torch.float32
+
+    def forward(self, x: Tensor, times: Tensor | None = None, last: Tensor | None = None) -> Tensor:
+        if times is None:
+            times = torch.arange(x.shape[1], dtype=torch.float64).expand(len(x), -1)
+        gaps = times.double().diff(dim=1, prepend=times[:, :1] if last is None else last)
+        self.last = times[:, -1:].to(self.kept)  # here
+        return self.layer(x) + self.to_shift(gaps.to(x.dtype)[..., None]).tanh()
+
+
+class ExactStream(Stream):
+    kept = torch.float64
+
+
+def streamed(make: Callable[[], nn.Module]) -> Result:
+    def decoded(module: Any, x: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return module(x, last=last), module.last
+
+    return examined(make, prefill=decoded, step=decoded)
+
+
+def test_a_time_that_a_step_keeps_in_float32_is_found() -> None:
+    (finding,) = streamed(Stream).findings
+    assert linecache.getline(finding.where.file, finding.where.line).rstrip().endswith("# here")
+    assert "of forward, in steps, loses digits" in finding.message
+    assert streamed(ExactStream).verdict is Verdict.PASS
+
+
 class ByDifferences(Timed):
     def elapsed(self, times: Tensor) -> Tensor:
         return times.diff(dim=1, prepend=times[:, :1]).float()

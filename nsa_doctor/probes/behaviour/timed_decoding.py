@@ -9,17 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import attempt
-from nsa_doctor.probes.attention.decoding import decode
+from nsa_doctor.probes.attention.decoding import answer_to_part, decode
 from nsa_doctor.probes.behaviour.lost_times import arguments_of_times
 from nsa_doctor.probes.behaviour.optional_arguments import giving, is_another
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.subject.contract import Subject
 
 HELD = "held"
 """The name of what holds the module's own cache, within the one that is kept here."""
 
 _LENGTH, _ROWS = 5, 3
+_STEPS = 3
 _STARTS, _GAPS = 64, 4
 _PER_STARTS, _PER_GAPS = 0.37, 0.61
 
@@ -53,6 +55,20 @@ def timed_by_rows(sp: BuiltModule) -> Iterator[BuiltModule]:
             found = next((way for way in ways if attempt(lambda way=way: _matters(sp, way, x)) is True), None)
         if found is not None:
             yield found
+
+
+def decoded_with(sp: BuiltModule, x: Tensor, name: str, times: Tensor) -> Tensor:
+    """[B, 4, ...]: what the last token of a prompt and each of three behind it is answered with, with its `times`."""
+    outputs: list[Tensor] = []
+    cache, start = None, 0
+    seed_everything(sp.subject.seed)
+    for size in (x.shape[1] - _STEPS, *[1] * _STEPS):
+        part = slice(start, start + size)
+        with torch.no_grad(), giving(sp.module, {name: times[:, part]}):
+            output, cache = answer_to_part(sp, x[:, part], cache, is_prompt=start == 0)
+        outputs.append(output[:, -1:])
+        start += size
+    return torch.cat(outputs, dim=1)
 
 
 def _matters(sp: BuiltModule, way: BuiltModule, x: Tensor) -> bool:
