@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.probes.hooks.given_for_nothing import FunctionsRun, GivenForNothing
 from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument, unread_arguments
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
@@ -28,6 +31,7 @@ _MEANT = re.compile(
     re.IGNORECASE,
 )
 _ROOTS = (nn.Module, object)
+_LENGTH = 19
 _LINES_ON = 3  # in which what is said of a name may stand
 _ALL_AT_ONCE = re.compile(
     r"\b(locals|vars|save_hyperparameters|hparams|register_to_config|capture_init|__dict__|f_locals|currentframe|_getframe)\b"
@@ -42,9 +46,26 @@ def idle_settings(subject: Subject) -> tuple[nn.Module, list[UnreadArgument]]:
     return module, [each for each in unread if each.module in parts and _is_idle(each)]
 
 
+def given_without_use(subject: Subject) -> Iterator[GivenForNothing]:
+    """Arguments that calls in a pass give, and that functions do no more than convert; each once."""
+    run = FunctionsRun(FrameFilter(subject.packages))
+    for mode in dict.fromkeys(("eval" if "eval" in subject.modes else subject.modes[0], subject.modes[0])):
+        sp = built(subject, mode=mode)
+        with run.noting(), torch.no_grad():
+            sp(sp.input(min(_LENGTH, subject.max_length), 2))
+    yield from (each for each in run.given_for_nothing() if not is_said_of(each.name, each.source))
+
+
 def is_said_to_be_meant(text: str) -> bool:
     """Whether some line says that something is not meant to be used."""
     return _MEANT.search(text) is not None
+
+
+def is_said_of(name: str, source: str) -> bool:
+    """Whether a line of a source that names it, or one beside that, says that it is not meant to be used."""
+    lines = source.splitlines()
+    named = [at for at, line in enumerate(lines) if re.search(rf"\b{name}\b", line)]
+    return any(is_said_to_be_meant(line) for at in named for line in lines[max(at - 1, 0) : at + _LINES_ON])
 
 
 def _is_setting(name: str, value: Any) -> bool:

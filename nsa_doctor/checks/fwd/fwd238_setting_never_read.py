@@ -4,7 +4,8 @@ Detects: a setting that the constructor of a module has a default for, is given 
     its class, and does not read, or asserts of alone; no line of its class names it or says that it is for others. A
     number that it does read, of which another changes nothing that modules answer, weigh or learn: a finding where it
     is set from another package or only kept, else a note. An argument of a method that is handed on only where it is
-    None, to what has another value where one is given: the condition stands the wrong way round.
+    None, to what has another value where one is given: the condition stands the wrong way round. A tensor or a number
+    that a call gives a function, which it converts (`t = torch.full(shape, t)`) and then makes nothing of.
 Matters: whoever sets it gets what the default would give, and two runs that differ in it are the same run.
 Fix: hand the setting on to the part that it is for, or refuse values other than its default.
 
@@ -22,7 +23,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.settings_given import idle_settings
+from nsa_doctor.checks._shared.settings_given import given_without_use, idle_settings
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
@@ -58,6 +59,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             f"{alone.read_at}, and goes on without one that is given: the condition stands the wrong way round",
             where=in_subject(alone.place, module),
             evidence={"attribute": alone.name},
+            repro=command_for(subject, "FWD238"),
+        )
+
+    for lost in given_without_use(subject):
+        yield Finding(
+            message=f"{lost.place.function} is given {lost.name}, converts it, and makes nothing of it{lost.instead}",
+            where=in_subject(lost.place, module),
+            evidence={"attribute": lost.name},
             repro=command_for(subject, "FWD238"),
         )
 
