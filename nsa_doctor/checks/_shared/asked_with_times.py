@@ -11,7 +11,7 @@ from nsa_doctor.checks._shared.pair_losses import targets_for
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.behaviour.loss_calls import Batch, LossCall, ways_to_call
 from nsa_doctor.probes.behaviour.lost_times import arguments_of_times
-from nsa_doctor.probes.behaviour.optional_arguments import giving
+from nsa_doctor.probes.behaviour.optional_arguments import giving_instead
 from nsa_doctor.probes.behaviour.timed_decoding import decoded_with
 from nsa_doctor.probes.model.built_module import BuiltModule
 
@@ -43,7 +43,7 @@ def asked_with_times(sp: BuiltModule, x: Tensor) -> Iterator[AskedWithTimes]:
 
 
 def _answer(sp: BuiltModule, x: Tensor, name: str, times: Tensor) -> Tensor:
-    with giving(sp.module, {name: times}):
+    with giving_instead(sp.module, {name: times}):
         return sp(x)
 
 

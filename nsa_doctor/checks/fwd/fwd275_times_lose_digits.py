@@ -1,6 +1,6 @@
 """FWD275 times-lose-digits
 
-Detects: an optional argument of forward, in one pass or in steps of decoding, or of a loss of the module's own, that
+Detects: an argument of forward, in one pass or in steps of decoding, or of a loss of the module's own, that
     by its name is times (`times`, `timestamps`, `event_times`), of which the model reads differences alone, and which
     it rounds to float32 before it takes these: a shift of the clock by thousands changes nothing, one as large as
     seconds since 1970 the output.

@@ -62,12 +62,15 @@ class LostDigits:
 
 
 def arguments_of_times(function: Callable[..., Any]) -> list[str]:
-    """The optional arguments of a function that by their names are times."""
+    """The arguments of a function that by their names are times, optional ones and those that it asks for."""
     parameters = attempt(lambda: inspect.signature(function).parameters)
     return [
         name
-        for name, each in ({} if isinstance(parameters, Caught) else parameters).items()
-        if each.default is None and _TIMES & words_of(name) and not _OF_TIMES & words_of(name)
+        for name, each in list(() if isinstance(parameters, Caught) else parameters.items())[1:]  # behind the input
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and (each.default is None or each.default is each.empty)
+        and _TIMES & words_of(name)
+        and not _OF_TIMES & words_of(name)
     ]
 
 

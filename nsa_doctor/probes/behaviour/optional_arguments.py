@@ -153,3 +153,20 @@ def giving(module: nn.Module, arguments: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def giving_instead(module: nn.Module, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """The same, in the place of what a caller gives for them, by position or by name."""
+    signature = inspect.signature(module.forward)
+
+    def given(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        bound = signature.bind_partial(*args, **kwargs)
+        bound.arguments.update(arguments)
+        return bound.args, bound.kwargs
+
+    handle = module.register_forward_pre_hook(given, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

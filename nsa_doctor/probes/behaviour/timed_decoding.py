@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.attention.decoding import answer_to_part, decode
 from nsa_doctor.probes.behaviour.lost_times import arguments_of_times
-from nsa_doctor.probes.behaviour.optional_arguments import giving, is_another
+from nsa_doctor.probes.behaviour.optional_arguments import giving_instead, is_another
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import seed_everything
@@ -64,7 +64,7 @@ def decoded_with(sp: BuiltModule, x: Tensor, name: str, times: Tensor) -> Tensor
     seed_everything(sp.subject.seed)
     for size in (x.shape[1] - _STEPS, *[1] * _STEPS):
         part = slice(start, start + size)
-        with torch.no_grad(), giving(sp.module, {name: times[:, part]}):
+        with torch.no_grad(), giving_instead(sp.module, {name: times[:, part]}):
             output, cache = answer_to_part(sp, x[:, part], cache, is_prompt=start == 0)
         outputs.append(output[:, -1:])
         start += size
@@ -84,7 +84,7 @@ def _timed(subject: Subject, name: str, dtype: torch.dtype) -> Subject:
     def answered(
         call: Callable[[], tuple[Tensor, Any]], module: nn.Module, x: Tensor, cache: TimedCache
     ) -> tuple[Tensor, TimedCache]:
-        with giving(module, {name: cache.times(x.shape[1]).to(dtype)}):
+        with giving_instead(module, {name: cache.times(x.shape[1]).to(dtype)}):
             output, held = call()
         return output, cache._replace(held=held, seen=cache.seen + x.shape[1])
 

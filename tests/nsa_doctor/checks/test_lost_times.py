@@ -2,6 +2,7 @@
 
 import linecache
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,34 @@ def test_a_time_that_a_step_keeps_in_float32_is_found() -> None:
     assert streamed(ExactStream).verdict is Verdict.PASS
 
 
+class AskedFor(Timed):
+    """Times are asked for, and whoever calls it gives some of its own."""
+
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        seen = times.float()  # here
+        return self.layer(x) + self.to_shift((seen - seen[:, :1])[..., None]).tanh()
+
+
+class AskedForExactly(AskedFor):
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        return super().forward(x, times - times[:, :1])
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_times_that_a_caller_gives_are_changed(by_name: bool) -> None:
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        times = torch.arange(x.shape[1]).expand(len(x), -1)
+        output: Tensor = module(x, times=times) if by_name else module(x, times)
+        return output
+
+    def judged(make: Callable[[], nn.Module]) -> Verdict:
+        subject = replace(small_subject(make, width=DIM, max_length=64), forward=call)
+        return run_check(registry.load("FWD275"), subject).verdict
+
+    assert judged(AskedFor) is Verdict.FAIL
+    assert judged(AskedForExactly) is Verdict.PASS
+
+
 class ByDifferences(Timed):
     def elapsed(self, times: Tensor) -> Tensor:
         return times.diff(dim=1, prepend=times[:, :1]).float()
@@ -315,6 +344,17 @@ class OfDeltas(Timed):
         return self.layer(x) + (seen - seen[:, :1])[..., None].tanh()
 
 
+class OfItsInput(nn.Module):
+    """Its input is named as times are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(DIM, DIM)
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.layer(t - t[:, :1])
+
+
 class Unread(Timed):
     def forward(self, x: Tensor, times: Tensor | None = None) -> Tensor:
         return self.layer(x)
@@ -331,7 +371,7 @@ HEALTHY = [
     *(Timed, ByDifferences, InDoubleHours, SumOfGaps, OfFeatures, OfALearnedScale, Saturated, Waves, OfTheDay),
     *(OfTheYears, Rotated),
 ]
-OF_OTHERS = [OfIds, OfDiffusion, TakenInItsDtype, OfDeltas, Unread, OfTheOrder]
+OF_OTHERS = [OfItsInput, OfIds, OfDiffusion, TakenInItsDtype, OfDeltas, Unread, OfTheOrder]
 
 
 @pytest.mark.parametrize("make", HEALTHY)
