@@ -42,7 +42,8 @@ def _lines(tree: ast.AST, number: str, what: Kind) -> Iterator[int]:
     nodes = [node for node in ast.walk(tree) if id(node) not in tests]
     known = _following(nodes, number)
     is_count = what in ("top_k", "share")
-    for kind in (ast.Call, ast.Compare, ast.BinOp) if is_count else (ast.Compare, ast.Call, ast.BinOp):
+    first = (ast.Call, ast.Compare) if is_count else (ast.Compare, ast.Call)
+    for kind in (*first, ast.Subscript, ast.BinOp):
         for node in nodes:
             if not isinstance(node, kind) or not known & _names(node):
                 continue

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.errors import attempt
-from nsa_doctor.probes.language.sampling_answers import SHAPES, earlier_ids, read
+from nsa_doctor.probes.language.sampling_answers import SHAPES, Filtered, earlier_ids, read, whole
 from nsa_doctor.probes.language.sampling_functions import Sampling
-from nsa_doctor.probes.language.sampling_names import Given, Kind
-from nsa_doctor.probes.language.sampling_scores import VALUES, as_given, num_due, rows_of_logits
+from nsa_doctor.probes.language.sampling_names import IDLE, Given, Kind
+from nsa_doctor.probes.language.sampling_scores import SPREADS, VALUES, as_given, num_due
 from nsa_doctor.probes.model.state import seed_everything
 
-_NUM_ROWS, _DRAWS, _DRAWS_ALONE = 5, 400, 120
-_RARE = 30.0  # how often a token would be drawn that is never missing by chance
+_NUM_ROWS, _DRAWS, _DRAWS_ALONE = len(SPREADS), 400, 80
+_RARE = 20.0  # how often a token would be drawn that is never missing by chance
 _CLEARLY = 0.05
 
 
-def fault_of_draws(one: Sampling, kind: Kind, given: Given, shape: str) -> tuple[float, str] | None:
+def fault_of_draws(one: Sampling, kind: Kind, given: Given, shape: str, logits: Tensor) -> tuple[float, str] | None:
     """The number and the row at which other tokens are drawn, if any are."""
-    logits = rows_of_logits(5, _NUM_ROWS)
+    logits = logits[:_NUM_ROWS]
     counts = {value: _counts(one, kind, value, given, shape, logits) for value in VALUES[kind]}
     if any(each is None for each in counts.values()):
         return None
@@ -36,6 +36,22 @@ def fault_of_draws(one: Sampling, kind: Kind, given: Given, shape: str) -> tuple
                 off.append((value, text))
                 break
     return off[0] if len(off) > 1 else None
+
+
+def is_sound_when_idle(one: Sampling, kind: Kind, given: Given, shape: str, logits: Tensor) -> bool:
+    """Whether all tokens are left where no number is to do anything: others than its defaults had to be given."""
+    if not set(one.signature.idle) & {"top_p", "top_k", "min_p"} - {kind} or kind not in ("top_p", "top_k", "min_p"):
+        return True
+    seen = attempt(lambda: whole(one, kind, given, shape, logits))
+    if isinstance(seen, Filtered):
+        return any(int((~each).sum(-1).max()) <= 1 for each in (seen.kept, *seen.others))
+    few = logits[:_NUM_ROWS]
+    counts = _counts(one, kind, IDLE[kind], given, shape, few)
+    return counts is not None and not any(map(_missing, few, counts))
+
+
+def _missing(logits: Tensor, count: Tensor) -> bool:
+    return bool(((logits.softmax(-1) * count.sum() > _RARE) & (count == 0)).any())
 
 
 def _varies(counts: dict[float, Tensor]) -> bool:

@@ -7,11 +7,18 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.language.drawn_tokens import fault_of_draws
-from nsa_doctor.probes.language.sampling_answers import SHAPES, Asked, Filtered, asked, earlier_ids
+from nsa_doctor.probes.language.drawn_tokens import fault_of_draws, is_sound_when_idle
+from nsa_doctor.probes.language.sampling_answers import (
+    SHAPES,
+    Asked,
+    Filtered,
+    asked,
+    earlier_ids,
+    raises_without_tokens,
+)
 from nsa_doctor.probes.language.sampling_functions import Sampling, sampling_functions
-from nsa_doctor.probes.language.sampling_names import Given, Kind
-from nsa_doctor.probes.language.sampling_scores import as_given, num_due, rows_of_logits
+from nsa_doctor.probes.language.sampling_names import Given, Kind, snake
+from nsa_doctor.probes.language.sampling_scores import VALUES, as_given, num_due, rows_of_logits
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.model.state import preserved_state
 
@@ -36,10 +43,10 @@ def other_tokens(root: nn.Module, packages: tuple[str, ...], seed: int) -> tuple
     found: list[OtherTokens] = []
     num_examined = 0
     if functions:
-        state = ModuleState(root, with_parameters=True)
+        state, logits = ModuleState(root, with_parameters=True), rows_of_logits(seed)
         with unobserved(), torch.no_grad(), preserved_state(random_too=True):
             for one in functions:
-                fault = attempt(lambda one=one: _fault(one, seed))
+                fault = attempt(lambda one=one: _fault(one, logits))
                 state.restore()
                 if isinstance(fault, Caught):
                     continue
@@ -51,9 +58,8 @@ def other_tokens(root: nn.Module, packages: tuple[str, ...], seed: int) -> tuple
     )
 
 
-def _fault(one: Sampling, seed: int) -> OtherTokens | bool:
+def _fault(one: Sampling, logits: Tensor) -> OtherTokens | bool:
     """What is wrong with it; True where nothing is; False where it cannot be told."""
-    logits = rows_of_logits(seed)
     is_examined = False
     for kind in one.signature.numbers:
         judged = _of_number(one, kind, logits)
@@ -72,18 +78,25 @@ def _of_number(one: Sampling, kind: Kind, logits: Tensor) -> OtherTokens | bool:
             break  # it is made for rows
         for given in ways:
             seen = asked(one, kind, given, shape, logits)
-            if seen is None:
+            text = _judged(one, seen, logits) if seen is not None else _raised(one, kind, given, shape, logits)
+            if seen is None and text is None:
                 continue
-            text = _judged(one, seen, logits)
-            if text is None:
+            if text is None or not is_sound_when_idle(one, kind, given, shape, logits):
                 return True
             fault = fault or OtherTokens(one, kind, text[0], text[1])
     return fault or False
 
 
+def _raised(one: Sampling, kind: Kind, given: Given, shape: str, logits: Tensor) -> tuple[float, str] | None:
+    sentence = raises_without_tokens(one, kind, given, shape, logits) if kind == "top_p" else ""
+    if not sentence:
+        return None
+    return max(VALUES[kind]), f"leaves no token of a row whose most likely one is above it alone: {sentence}"
+
+
 def _judged(one: Sampling, seen: Asked, logits: Tensor) -> tuple[float, str] | None:
     if not all(isinstance(each, Filtered) for each in seen.answers.values()):
-        return fault_of_draws(one, seen.kind, seen.given, seen.shape)
+        return fault_of_draws(one, seen.kind, seen.given, seen.shape, logits)
     answers: dict[float, Filtered] = seen.answers
     if seen.kind == "temperature":
         return _of_temperature(answers)
@@ -92,25 +105,27 @@ def _judged(one: Sampling, seen: Asked, logits: Tensor) -> tuple[float, str] | N
     readings = [{value: each.kept for value, each in answers.items()}]
     num_others = min(len(each.others) for each in answers.values())
     readings += [{value: each.others[place] for value, each in answers.items()} for place in range(num_others)]
-    found = [_of_kept(one, seen.kind, logits, each) for each in readings]
+    found = [_of_kept(one, seen, logits, each) for each in readings]
     return None if None in found else found[0]
 
 
-def _of_kept(one: Sampling, kind: Kind, logits: Tensor, kept: dict[float, Tensor]) -> tuple[float, str] | None:
+def _of_kept(one: Sampling, seen: Asked, logits: Tensor, kept: dict[float, Tensor]) -> tuple[float, str] | None:
     """The number and the row at which it is plainest that others are kept."""
+    kind = seen.kind
+    if kind == "top_p" and all(_is_other_rule(one, seen, logits, value, each) for value, each in kept.items()):
+        return None
     for is_wrong in (_gaps, _nothing):
         for value, each in kept.items():
             rows = is_wrong(logits, each)
             if bool(rows.any()):
                 return value, _said(one, kind, value, logits, each, int(rows.int().argmax()))
-    if kind == "share" or _may_be_turned(one, kind):
+    is_floor = kind == "min_p" and all(_is_floor(logits, value, each) for value, each in kept.items())
+    if kind == "share" or is_floor or _may_be_turned(one, kind):
         return None
     off: list[tuple[float, float, int]] = []
     for value, each in kept.items():
         due = num_due(logits, kind, value)
         far = (each.sum(-1) - due).abs()
-        if kind == "min_p" and torch.equal(each.sum(-1), _at_least(logits, value)):
-            return None  # a floor for every token's own probability
         if int(far.max()) > (0 if kind == "top_k" and not _is_forced(one, kind) else 1):
             off.append((value, float(far.max()), int(far.argmax())))
     if len(off) < 2:
@@ -129,8 +144,21 @@ def _nothing(_: Tensor, kept: Tensor) -> Tensor:
     return ~kept.any(-1)
 
 
-def _at_least(logits: Tensor, value: float) -> Tensor:
-    return (logits.softmax(-1) >= value).sum(-1).clamp_min(1)
+def _is_other_rule(one: Sampling, seen: Asked, logits: Tensor, value: float, kept: Tensor) -> bool:
+    """Whether the number is a floor for each value itself, or the share of how many tokens stay or go."""
+    x, counts = as_given(logits, seen.given), kept.sum(-1)
+    if "p" not in snake(one.name).split("_") and torch.equal(kept, x >= value):
+        return True
+    shares = (value * x.shape[-1], (1 - value) * x.shape[-1])
+    is_plain = one.signature.given == seen.given or seen.given == "logits"
+    return is_plain and any(bool(((counts - each).abs() <= 1).all()) for each in shares)
+
+
+def _is_floor(logits: Tensor, value: float, kept: Tensor) -> bool:
+    """Whether the number is a floor for every token's own probability, or for what is given."""
+    counts = kept.sum(-1)
+    floors = [(each >= value).sum(-1) for each in (logits, logits.softmax(-1))]
+    return any(torch.equal(counts, each) or torch.equal(counts, each.clamp_min(1)) for each in floors)
 
 
 def _may_be_turned(one: Sampling, kind: Kind) -> bool:
@@ -141,7 +169,7 @@ def _may_be_turned(one: Sampling, kind: Kind) -> bool:
 
 def _is_forced(one: Sampling, kind: Kind) -> bool:
     """Whether a p is given beside it, which may cost the last token by rounding."""
-    return kind == "top_k" and "top_p" in one.signature.numbers
+    return kind == "top_k" and "top_p" in one.signature.idle
 
 
 def _said(one: Sampling, kind: Kind, value: float, logits: Tensor, kept: Tensor, row: int) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.language.sampling_functions import Sampling
-from nsa_doctor.probes.language.sampling_names import Given, Kind
+from nsa_doctor.probes.language.sampling_names import IDLE, Given, Kind
 from nsa_doctor.probes.language.sampling_scores import VALUES, as_given
 from nsa_doctor.probes.model.state import seed_everything
 
@@ -66,6 +66,28 @@ def asked(one: Sampling, kind: Kind, given: Given, shape: str, logits: Tensor) -
     return Asked(kind, given, shape, answers) if len(kinds) == 1 else None
 
 
+def whole(one: Sampling, kind: Kind, given: Given, shape: str, logits: Tensor) -> Filtered | Tensor | None:
+    """What it answers where no number does anything; rows that it leaves as they are count as its answer."""
+    x, ids = as_given(logits, given), earlier_ids(*logits.shape)
+    number = int(IDLE[kind]) if kind == "top_k" else IDLE[kind]
+    if shape != "one row":
+        scores = SHAPES[shape](x).clone()
+        answer = one.ask(scores, ids, {kind: number})
+        return read(scores if answer is None else answer, scores, SHAPES[shape](x))
+    scores = x[0].clone()
+    answer = one.ask(scores, ids[0], {kind: number})
+    return read(scores if answer is None else answer, scores, x[0])
+
+
+def raises_without_tokens(one: Sampling, kind: Kind, given: Given, shape: str, logits: Tensor) -> str:
+    """What it raises of rows whose most likely token alone is above p, and of no other; nothing if it does not."""
+    top = logits.softmax(-1).amax(-1)
+    if asked(one, kind, given, shape, logits[top < min(VALUES[kind])]) is None:
+        return ""
+    raised = attempt(lambda: _answer(one, kind, max(VALUES[kind]), given, shape, logits[top > max(VALUES[kind])], 0))
+    return raised.sentence if isinstance(raised, Caught) and "probability tensor" in raised.sentence else ""
+
+
 def _answer(
     one: Sampling, kind: Kind, number: float, given: Given, shape: str, logits: Tensor, seed: int
 ) -> Filtered | Tensor | None:
@@ -93,6 +115,8 @@ def read(answer: Any, scores: Tensor, before: Tensor) -> Filtered | Tensor | Non
     """An answer, or what was written into the scores where there is none; None of another form."""
     if answer is None:
         answer = scores if not torch.equal(scores, before) else None
+    if type(answer) is int and before.ndim == 1:
+        answer = torch.tensor([answer])
     if isinstance(answer, (tuple, list)):
         answer = _of_several(list(answer), before)
     if not isinstance(answer, Tensor):
@@ -102,7 +126,8 @@ def read(answer: Any, scores: Tensor, before: Tensor) -> Filtered | Tensor | Non
     if answer.numel() == before.numel() and answer.shape[-1] == num_tokens and answer.ndim in (before.ndim, 2):
         flat, x = answer.detach().reshape(num_rows, num_tokens), before.reshape(num_rows, num_tokens)
         return _filtered(flat, x)
-    if answer.dtype == torch.int64 and answer.numel() == num_rows and answer.shape[:1] in (before.shape[:1], ()):
+    is_by_row = answer.shape[:1] == before.shape[:1] or before.ndim == 1
+    if answer.dtype == torch.int64 and answer.numel() == num_rows and is_by_row:
         ids = answer.detach().reshape(num_rows)
         return ids if bool(((ids >= 0) & (ids < num_tokens)).all()) else None
     return None
@@ -117,7 +142,8 @@ def _of_several(answer: list[Any], before: Tensor) -> Any:
         return torch.empty_like(values).scatter(-1, places, values) if is_whole else None
     if len(alike) == 1:
         return alike[0]
-    return answer[0] if not alike and answer and isinstance(answer[0], Tensor) else None
+    ids = [each for each in answer if isinstance(each, Tensor) and each.dtype == torch.int64]
+    return ids[0] if len(ids) == 1 and not alike else None
 
 
 def _filtered(answer: Tensor, x: Tensor) -> Filtered | None:

@@ -1,11 +1,12 @@
 """Functions, methods and classes of the subject's own that by name and arguments filter logits, or draw tokens."""
 
+import ast
 import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.probes.language.sampling_names import OFF, Kind, Signature, kinds_of, numbers_of, signature_of
+from nsa_doctor.probes.language.sampling_names import Kind, Signature, kinds_of, numbers_of, signature_of
 from nsa_doctor.probes.model.identity import loaded_files
 
 _OWN = 3  # the rank of the subject's own code
@@ -92,8 +93,8 @@ def _of_class(kind: type, kinds: set[Kind], frames: FrameFilter) -> Iterator[Sam
     if any(each.default is each.empty and each.name not in known and each.kind not in variable for each in read):
         return
     function = vars(kind)[own[0]]
-    is_harmless = not _REACHING_OUT.search(_source(kind))
-    if numbers and is_harmless:
+    is_learned = issubclass(kind, nn.Module) and set(numbers) == {"temperature"}  # it may be a factor by design
+    if numbers and not is_learned and not _reaches_out(_source(kind)):
         yield from _sampling(function, kind.__name__, kinds, frames, made=(kind, numbers))
 
 
@@ -112,19 +113,33 @@ def _sampling(
         return
     signature = signature_of(MethodType(function, made[0]) if made else function, kinds, made[1] if made else None)
     text = _source(plain)
-    if signature is None or not text or any(_REACHING_OUT.search(each) for each in (text, *_beside(plain, text))):
+    if signature is not None and made is None:
+        signature = replace(signature, numbers={k: v for k, v in signature.numbers.items() if _is_read(v.name, text)})
+    if signature is None or not signature.numbers or not text or any(map(_reaches_out, (text, *_beside(plain, text)))):
         return
     yield Sampling(name, path, holder, code, text, signature, _asking(function, signature, made[0] if made else None))
+
+
+def _is_read(name: str, text: str) -> bool:
+    """Whether a function's code does anything with an argument."""
+    tree = attempt(lambda: ast.parse(text))
+    if isinstance(tree, Caught):
+        return False
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(tree)
+    )
 
 
 def _asking(
     function: Callable[..., Any], signature: Signature, kind: type | None
 ) -> Callable[[Tensor, Tensor, dict[Kind, float]], Any]:
     def ask(scores: Tensor, ids: Tensor, numbers: dict[Kind, float]) -> Any:
-        values = {signature.numbers[each].name: value for each, value in _whole(signature, numbers, scores).items()}
+        values = {signature.numbers[each].name: value for each, value in {**signature.idle, **numbers}.items()}
         given: dict[str, Any] = {signature.scores: scores}
         if signature.ids:
-            given[signature.ids] = ids
+            given[signature.ids] = ids.tolist() if signature.takes_list else ids
+        if signature.times:
+            given[signature.times] = 1
         if signature.generator:
             given[signature.generator] = torch.Generator().manual_seed(int(torch.randint(1 << 30, ())))
         if kind is None:
@@ -132,23 +147,6 @@ def _asking(
         return getattr(kind(**values), function.__name__)(**given)
 
     return ask
-
-
-def _whole(signature: Signature, numbers: dict[Kind, float], scores: Tensor) -> dict[Kind, float]:
-    """The numbers, and a value that does nothing for each other one whose default does something."""
-    idle: dict[Kind, float] = {
-        "top_p": 1.0,
-        "top_k": scores.shape[-1],
-        "min_p": 0.0,
-        "temperature": 1.0,
-        "penalty": 1.0,
-    }
-    found = dict(numbers)
-    for kind, parameter in signature.numbers.items():
-        is_off = any(parameter.default is each or parameter.default == each for each in OFF[kind])
-        if kind not in numbers and kind in idle and not is_off:
-            found[kind] = idle[kind]
-    return found
 
 
 def _beside(function: Callable[..., Any], text: str) -> Iterator[str]:
@@ -168,3 +166,19 @@ def _beside(function: Callable[..., Any], text: str) -> Iterator[str]:
 def _source(value: Any) -> str:
     text = attempt(lambda: textwrap.dedent(inspect.getsource(value)))
     return "" if isinstance(text, Caught) else text
+
+
+def _reaches_out(text: str) -> bool:
+    """Whether code calls for something outside, whatever its comments and docstrings are about."""
+    tree = attempt(lambda: ast.parse(text))
+    if isinstance(tree, Caught):
+        return True
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [each for each in body if not _is_text(each)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return _REACHING_OUT.search(ast.unparse(tree)) is not None
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -18,6 +18,8 @@ OFF: dict[Kind, tuple[Any, ...]] = {  # defaults at which a number does nothing
     "temperature": (None, 1),
     "penalty": (None, 1),
 }
+NUM_TOKENS = 50  # of the made-up logits
+IDLE: dict[Kind, float] = {"top_p": 1.0, "top_k": NUM_TOKENS, "min_p": 0.0, "temperature": 1.0, "penalty": 1.0}
 
 _BY_FUNCTION: dict[Kind, re.Pattern[str]] = {
     "top_p": re.compile(r"(^|_)(top_?p|nucleus)(_|$)"),
@@ -33,7 +35,7 @@ _GENERAL = re.compile(
 _ABOUT_OTHER = re.compile(  # k of something that is no token
     r"gat(e|ing)|rout|expert|moe|attn|attention|loss|acc(uracy)?(_|$)|precision|recall|hit|ndcg|metric|retriev|keypoint"
     r"|sparse|prun|pool|rank|beam|ind(ex|ices)|neighbo|memory|anchor|box|proposal|soft|straight|set_|get_|group|activat"
-    r"|negativ|point|frame|node|edge|patch|posterior|prior|latent|noise|inv(erse)?(_|$)"
+    r"|negativ|point|frame|node|edge|patch|posterior|prior|latent|noise|inv(erse)?(_|$)|segm|cell|detect|label|diam"
 )
 _BY_ARGUMENT: dict[Kind, re.Pattern[str]] = {
     "top_p": re.compile(r"(sampling_|filter_)?(top_?p|nucleus(_p)?)(_thres\w*|_value|_filter)?"),
@@ -54,7 +56,8 @@ _SCORES = re.compile(r"(^|_)(logits?|scores?|(log_?)?prob(s|abilit\w+)?|lprobs?|
 _ANY_TENSOR = re.compile(r"x|t|inputs?|tensor|y|out|output")
 _LOGS = re.compile(r"log_?p|lprob|log_softmax")
 _IDS = re.compile(
-    r"(input_|token_|prev(ious)?_|generated_|past_|output_|context_|all_)*(ids?|tokens?|sequences?|seq|generated|history)"
+    r"(input_|token_|prev(ious)?_|generated_|past_|output_|context_|all_|recent_|seen_|last_)*"
+    r"(ids?|tokens?|sequences?|seq|generated|history|previous|past)"
 )
 
 
@@ -62,7 +65,8 @@ _IDS = re.compile(
 class Signature:
     """Which arguments of a function are what; `numbers` are those by name, of each kind one.
 
-    `ids` is the name of earlier tokens and `generator` of a generator where one has to be given.
+    `ids` is the name of earlier tokens, `generator` of a generator and `times` of how many are drawn where they have to
+    be given; `takes_list` says of earlier tokens that they are no tensor.
     """
 
     scores: str
@@ -70,6 +74,18 @@ class Signature:
     numbers: dict[Kind, inspect.Parameter]
     ids: str = ""
     generator: str = ""
+    times: str = ""
+    takes_list: bool = False
+
+    @property
+    def idle(self) -> dict[Kind, float]:
+        """Values that do nothing, for those whose defaults do something."""
+        found: dict[Kind, float] = {}
+        for kind, parameter in self.numbers.items():
+            is_off = any(parameter.default is each or parameter.default == each for each in OFF[kind])
+            if kind in IDLE and not is_off:
+                found[kind] = IDLE[kind]
+        return found
 
 
 def snake(name: str) -> str:
@@ -96,7 +112,7 @@ def signature_of(
     parameters = [each for each in read.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if any(each.kind is each.POSITIONAL_ONLY for each in parameters):
         return None
-    numbers = made or numbers_of(parameters, kinds)
+    numbers = made or numbers_of(parameters[1:], kinds)  # the first is what is filtered
     rest = [each for each in parameters if all(each is not other for other in numbers.values())]
     scores = next((each for each in rest if _SCORES.search(each.name)), None)
     if scores is None and kinds - {"top_k"} and rest and _ANY_TENSOR.fullmatch(rest[0].name):
@@ -104,12 +120,15 @@ def signature_of(
     if scores is None or not numbers:
         return None
     needed = [each for each in rest if each.default is each.empty and each is not scores]
-    ids = next((each.name for each in rest if _IDS.fullmatch(each.name)), "")
+    ids = next((each for each in rest if _IDS.fullmatch(each.name)), None)
     generator = next((each.name for each in needed if each.name in ("generator", "rng")), "")
-    if any(each.name not in (ids, generator) for each in needed):
+    times = next((each.name for each in needed if each.name in ("num_samples", "n_samples")), "")
+    is_needed = ids is not None and ids in needed
+    if len(needed) > is_needed + bool(generator) + bool(times):
         return None
-    is_needed = any(each.name == ids for each in needed)
-    return Signature(scores.name, _given(scores.name), numbers, ids if is_needed else "", generator)
+    name = ids.name if ids is not None and is_needed else ""
+    takes_list = ids is not None and "list" in str(ids.annotation).lower()
+    return Signature(scores.name, _given(scores.name), numbers, name, generator, times, takes_list)
 
 
 def numbers_of(parameters: list[inspect.Parameter], kinds: set[Kind]) -> dict[Kind, inspect.Parameter]:

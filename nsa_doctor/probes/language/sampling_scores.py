@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.language.sampling_names import Given, Kind
+from nsa_doctor.probes.language.sampling_names import NUM_TOKENS, Given, Kind
 
-NUM_ROWS, NUM_TOKENS = 24, 50
+NUM_ROWS = 24
 VALUES: dict[Kind, tuple[float, ...]] = {
     "top_p": (0.9, 0.5, 0.3, 0.75),
     "top_k": (5, 1, 20),
@@ -14,26 +14,26 @@ VALUES: dict[Kind, tuple[float, ...]] = {
     "temperature": (0.5, 2.0),
     "penalty": (1.5, 1 / 1.5),
 }
-_SPREADS = (1.0, 0.3, 2.0, 4.0, 1.0)  # the last ones have a peak beside
+SPREADS = (1.0, 0.3, 2.0, 4.0, 1.0)  # the last ones have a peak beside
 _PEAK, _CLEAR, _TRIES = 9.0, 2e-3, 128
 
 
-def rows_of_logits(seed: int, num_rows: int = NUM_ROWS) -> Tensor:
+def rows_of_logits(seed: int) -> Tensor:
     """[rows, tokens]: from nearly flat to peaked, in no order, of both signs; no share is next to one of `VALUES`."""
     generator = torch.Generator().manual_seed(seed + 7)
-    found: list[list[Tensor]] = [[] for _ in _SPREADS]
+    found: list[list[Tensor]] = [[] for _ in SPREADS]
     for number, rows in enumerate(found):
-        while len(rows) * len(_SPREADS) + number < num_rows:
+        while len(rows) * len(SPREADS) + number < NUM_ROWS:
             tried = _rows(number, generator)
             rows += tried[_are_clear(tried)].unbind()
-    return torch.stack([found[row % len(_SPREADS)][row // len(_SPREADS)] for row in range(num_rows)]).float()
+    return torch.stack([found[row % len(SPREADS)][row // len(SPREADS)] for row in range(NUM_ROWS)]).float()
 
 
 def _rows(number: int, generator: torch.Generator) -> Tensor:
     gaps = 0.2 + torch.rand(_TRIES, NUM_TOKENS, generator=generator, dtype=torch.float64)
     values = gaps.cumsum(-1)
-    values = (values - values.mean(-1, keepdim=True)) / values.std(-1, keepdim=True) * _SPREADS[number]
-    if number == len(_SPREADS) - 1:
+    values = (values - values.mean(-1, keepdim=True)) / values.std(-1, keepdim=True) * SPREADS[number]
+    if number == len(SPREADS) - 1:
         values[:, -1] += _PEAK
     return values.gather(-1, torch.rand(values.shape, generator=generator).argsort(-1))
 

@@ -147,3 +147,39 @@ class OneRowPenalised(Base):
         score = logits[0, input_ids[0]]
         logits[0, input_ids[0]] = torch.where(score < 0, score * penalty, score / penalty)  # here
         return logits
+
+
+class MappedTwice(Base):
+    """The mask is brought to its places, and used on what is sorted."""
+
+    def apply_top_p(self, logits: Tensor, top_p: float) -> Tensor:
+        ordered, places = torch.sort(logits, descending=True, dim=-1)
+        removed = F.pad(ordered.softmax(-1).cumsum(-1) > top_p, (1, -1), value=False)  # here
+        ordered[removed.scatter(1, places, removed)] = -INF
+        return torch.full_like(logits, -INF).scatter(-1, places, ordered)
+
+
+class DrawsFromNothing(Base):
+    """Where one token has nearly all, none is left, and drawing raises."""
+
+    def nucleus_sampling(self, logits: Tensor, top_p: float = 0.9, temperature: float = 1.0) -> Tensor:
+        ordered, places = torch.sort(logits / temperature, descending=True, dim=-1)
+        removed = ordered.softmax(-1).cumsum(-1) > top_p  # here
+        ordered[removed] = -INF
+        return places.gather(-1, ordered.softmax(-1).multinomial(1)).squeeze(-1)
+
+
+class Number(Base):
+    """One row alone, of which a Python number is drawn."""
+
+    def sample_top_k(self, logits: Tensor, k: int) -> int:
+        values, places = logits.sort()  # of the least likely
+        return int(places[torch.distributions.Categorical(logits=values[:k]).sample()])  # here
+
+
+class ListPenalised(Base):
+    def apply_repetition_penalty(self, logits: Tensor, recent_ids: list[int], penalty: float = 1.5) -> Tensor:
+        adjusted = logits.clone()
+        for token in set(recent_ids):
+            adjusted[token] = adjusted[token] / penalty  # here
+        return adjusted
