@@ -93,12 +93,14 @@ def _unread(
 
 def _is_meant(module: nn.Module, frame: FrameType, name: str) -> bool:
     caller = frame.f_back
-    source = None if caller is None else attempt(lambda: ast.parse(textwrap.dedent(inspect.getsource(caller.f_code))))
-    if caller is None or not isinstance(source, ast.Module):
+    found = None if caller is None else attempt(lambda: inspect.getsourcelines(caller.f_code))
+    if caller is None or not isinstance(found, tuple):
         return False
-    first = 1 if caller.f_code.co_name == "<module>" else caller.f_code.co_firstlineno
-    line = caller.f_lineno - first + 1
-    is_own = caller.f_code.co_name == "__init__" and _package(caller) == _package(frame)
+    source = attempt(lambda: ast.parse(textwrap.dedent("".join(found[0]))))
+    if not isinstance(source, ast.Module):
+        return False
+    line = caller.f_lineno - max(found[1], 1) + 1  # of a comprehension the source is that of the function around it
+    is_own = "__init__" in caller.f_code.co_qualname.split(".") and _package(caller) == _package(frame)
     return any(
         isinstance(node, ast.Call)
         and node.lineno <= line <= (node.end_lineno or line)
