@@ -1,8 +1,10 @@
 """FWD268 part-never-read
 
 Detects: a softmax that a constructor builds, that no source reads by its name and no pass calls, while the same forward
-weighs by products of tokens with tokens that nothing normalises. Any other softmax, and a norm without parameters, an
-activation or positions that nothing reads, may be left over, and are a note.
+weighs by products of tokens with tokens that nothing normalises; an activation, a norm without parameters or a pooling
+that a constructor is given in place of its default, as a module, a class, a function or by its name, and keeps, and
+that no pass calls and no source reads but to print it or to save its configuration. Any other softmax, and a norm
+without parameters, an activation or positions that nothing reads, may be left over, and are a note.
 Matters: attention weighs by raw scores; shapes are right, and the loss falls all the same.
 Fix: call it where its result is meant to be used, or remove it.
 
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.behaviour.handed_parts import HandedPart, handed_parts
 from nsa_doctor.probes.behaviour.unread_parts import UnreadPart, unread_parts
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import built
@@ -34,9 +37,13 @@ _RAW = "its holder weighs by products of tokens that nothing normalises"
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
+    handed = list(handed_parts(subject))
+    yield from _handed(subject, handed)
+    lines = {each.place.line_text for each in handed}
     groups: dict[tuple[str, str], list[UnreadPart]] = {}
     for each in unread_parts(subject):
-        groups.setdefault((each.place.line_text, each.path.rpartition(".")[2]), []).append(each)
+        if each.place.line_text not in lines:
+            groups.setdefault((each.place.line_text, each.path.rpartition(".")[2]), []).append(each)
     root = built(subject).module if groups else None
     for same in groups.values():
         first, others = next((each for each in same if not each.instead), same[0]), len(same) - 1
@@ -56,6 +63,24 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
                 evidence={"attribute": first.path, "passes": first.num_passes},
                 repro=command_for(subject, "FWD268"),
             )
+
+
+def _handed(subject: Subject, handed: list[HandedPart]) -> Iterator[Finding]:
+    """One finding for each line."""
+    lines = [each.place.line_text for each in handed]
+    for line in dict.fromkeys(lines):
+        first, others = handed[lines.index(line)], lines.count(line) - 1
+        path = first.path or type(first.holder).__name__
+        more = f" (and {others} more)" if others else ""
+        yield Finding(
+            message=(
+                f"{path}{more} is given {first.argument} {first.value} and keeps it as {first.attribute}; no source "
+                f"reads it to use it, and {first.num_passes} passes do not call it"
+            ),
+            where=first.place,
+            evidence={"attribute": first.attribute, "passes": first.num_passes},
+            repro=command_for(subject, "FWD268"),
+        )
 
 
 def planted(subject: Subject) -> Subject:

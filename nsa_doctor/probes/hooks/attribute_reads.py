@@ -22,17 +22,24 @@ _MOST_SOURCES = 256
 _CHILDREN = frozenset({"children", "named_children", MODULES, "__dict__"})
 _ALL_PARTS = frozenset({"modules", "named_modules"})  # of which a constructor sets the weights
 _MAKING = re.compile(r"__init__|_*(init|reset|post_init)\w*|\w*_init_*|extra_repr")
+_DESCRIBING = re.compile(
+    r"extra_repr|__(repr|str|getstate|reduce|reduce_ex)__|_?(get|to|as)_(config|dict|json|yaml)\w*|config_dict|state_dict"
+    r"|_?(save|summary|describe)\w*"
+)
+_OF_KEYS = frozenset({"get", "setdefault"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 _Node = tuple[ast.AST, ast.ClassDef | None, str]
 
 
-def is_read_anywhere(holder: nn.Module, name: str, frames: FrameFilter, loaded: Collection[str] = ()) -> bool:
+def is_read_anywhere(
+    holder: nn.Module, name: str, frames: FrameFilter, loaded: Collection[str] = (), *, is_for_use: bool = False
+) -> bool:
     """Whether something may read the attribute by its name, or goes through all parts; so it is where nobody can say.
 
     What another class reads of itself, and makes, is an attribute of its own, and a function of torch's by that name is
-    none.
+    none. Where it `is_for_use`, what prints the module or saves its configuration does not count, and neither do keys.
     """
     known = files_of_kinds(type(holder))
     files = {file for file in known.values() if file is not None}
@@ -42,30 +49,30 @@ def is_read_anywhere(holder: nn.Module, name: str, frames: FrameFilter, loaded: 
         return True
     kinds = frozenset(each.__name__ for each in known)
     own = {each: file for each, file in known.items() if file is not None and frames.rank(str(file)) == _OWN}
-    if any(_is_read_in_own(file, name, kinds) or asks_by_parts(file, name) for file in files):
+    if any(_is_read_in_own(file, name, kinds, is_for_use) or asks_by_parts(file, name) for file in files):
         return True
     around = (each for kind, file in own.items() for each in files_around(kind, file))
     return any(
-        file is None or (file.resolve() not in files and _is_read_in(file, name, kinds))
+        file is None or (file.resolve() not in files and _is_read_in(file, name, kinds, is_for_use))
         for file in (*dict.fromkeys(map(Path, loaded)), *dict.fromkeys(around))
     )
 
 
-def _is_read_in_own(file: Path, name: str, kinds: frozenset[str]) -> bool:
+def _is_read_in_own(file: Path, name: str, kinds: frozenset[str], is_for_use: bool) -> bool:
     """Of the file of a class it is of: strings, and whatever goes through all parts, count too."""
-    reads = _reads_in(text_of(file))
-    if reads is None or not kinds.isdisjoint(reads.going_through_all) or _is_read_in(file, name, kinds):
+    reads = _reads_in(text_of(file), is_for_use)
+    if reads is None or not kinds.isdisjoint(reads.going_through_all) or _is_read_in(file, name, kinds, is_for_use):
         return True
     return any(_is_path_of(each, name) for each in reads.words)
 
 
-def _is_read_in(file: Path, name: str, kinds: frozenset[str]) -> bool:
+def _is_read_in(file: Path, name: str, kinds: frozenset[str], is_for_use: bool) -> bool:
     text = text_of(file)
     if name not in text or re.search(rf"\b{re.escape(name)}\b", text) is None:
         return False
     if file.suffix != ".py":
         return not hasattr(Tensor, name) and re.search(rf"\.{re.escape(name)}\b", text) is not None
-    reads = _reads_in(text)
+    reads = _reads_in(text, is_for_use)
     if reads is None or name in reads.of_others:
         return True
     if any(kind is None or kind in kinds or not is_made for kind, is_made in reads.of_itself.get(name, ())):
@@ -89,13 +96,16 @@ class _Reads:
 
 
 @lru_cache(maxsize=_MOST_SOURCES)
-def _reads_in(text: str) -> _Reads | None:
-    """What a source reads, in one look at it; None where Python cannot say."""
+def _reads_in(text: str, is_for_use: bool) -> _Reads | None:
+    """What a source reads, in one look at it, or reads to use it; None where Python cannot say."""
     tree = attempt(lambda: ast.parse(text))
     if isinstance(tree, Caught):
         return None
     imported, documented = set(_imported(tree)), set(_documentation(tree))
     nodes, reads = list(_nodes(tree)), _Reads()
+    if is_for_use:
+        documented |= set(_keys(tree))
+        nodes = [each for each in nodes if each[1] is None or not _DESCRIBING.fullmatch(each[2])]
     called = {id(node.func) for node, _, _ in nodes if isinstance(node, ast.Call)}
     made = {
         (id(kind), node.attr) for node, kind, _ in nodes if isinstance(node, ast.Attribute) and _is_stored_in_self(node)
@@ -160,6 +170,17 @@ def _documentation(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr):
             yield id(node.body[0].value)
+
+
+def _keys(tree: ast.AST) -> Iterator[int]:
+    """Constants that something is looked up by."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            yield id(node.slice)
+        elif isinstance(node, ast.Dict):
+            yield from (id(each) for each in node.keys if each is not None)
+        elif isinstance(node, ast.Call) and last_name(node.func) in _OF_KEYS and node.args:
+            yield id(node.args[0])
 
 
 def _is_itself(node: ast.AST) -> bool:
