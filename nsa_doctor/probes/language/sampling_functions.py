@@ -33,7 +33,7 @@ _REACHING_OUT = re.compile(
 class Sampling:
     """One of them: `ask` calls it on logits or probabilities, earlier ids, and numbers by their kind.
 
-    `path` and `kind_of_holder` are the module that it is a method of, if any; `text` is its source, from `line` on.
+    `path` and `holder` are the module that it is a method of, and its class, if any; `text` is its source.
     """
 
     name: str

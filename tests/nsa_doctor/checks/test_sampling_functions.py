@@ -3,10 +3,12 @@
 import inspect
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.probes.language.kept_tokens import other_tokens
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks import faulty_samplers, sound_samplers, sound_samplers_alone
 from tests.nsa_doctor.small_subjects import small_subject
@@ -40,3 +42,45 @@ def test_what_keeps_as_it_says_is_left_alone(kind: type[nn.Module]) -> None:
     result = examined(kind)
     assert result.findings == ()
     assert result.verdict is (Verdict.SKIP if kind.__name__ in UNEXAMINED else Verdict.PASS)
+
+
+class Counting(sound_samplers.Base):
+    """Keeps count of its calls, and draws."""
+
+    calls = 0
+
+    def sample(self, logits: Tensor, top_k: int) -> Tensor:
+        self.calls += 1
+        self.layer.weight.data.zero_()
+        return places_of(logits, top_k).gather(-1, torch.randint(top_k, (len(logits), 1)))
+
+
+class Asking(sound_samplers.Base):
+    """Cannot be called without what nobody knows."""
+
+    def top_k(self, logits: Tensor, k: int, table: Tensor) -> Tensor:
+        return logits + table
+
+    def top_p(self, logits: Tensor, p: float, /) -> Tensor:
+        return logits
+
+    def top_p_of_all(self, logits: Tensor, p: float) -> Tensor:
+        return logits.sum() * p
+
+
+def places_of(logits: Tensor, count: int) -> Tensor:
+    """The most likely ones of each row."""
+    return logits.topk(count, -1).indices
+
+
+def test_a_module_and_chance_are_as_before() -> None:
+    module = Counting()
+    weight, state = module.layer.weight.clone(), torch.get_rng_state()
+    assert other_tokens(module, (), 0) == ([], 1)
+    assert module.calls == 0
+    assert torch.equal(module.layer.weight, weight)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_cannot_be_called_or_read_is_not_examined() -> None:
+    assert other_tokens(Asking(), (), 0) == ([], 0)
