@@ -1,8 +1,9 @@
 """FWD267 not-what-its-name-says
 
 Detects: a module or a function named for an operation that is known exactly (Swish, SiLU, GELU, Mish, ReLU squared,
-GLU and its kin, LayerScale, LayerNorm, RMSNorm), and whose answers, when it is asked alone, fit none of the
-forms that bear that name, whatever its weights and its epsilon are.
+GLU and its kin, LayerScale, LayerNorm, RMSNorm; `masked_mean`, `masked_softmax`, a mask from lengths, tokens shifted
+to the right, an entropy or log-probabilities from logits, discounted sums), and whose answers, when it is asked alone,
+fit none of the forms that bear that name, whatever its weights and its epsilon are.
 Matters: the model trains all the same, and is another than the one that its code reads like: weights from elsewhere
 give other outputs, and what was measured of the operation does not hold.
 Fix: compute what the name says, or call torch's own operation; else give it another name.
@@ -16,6 +17,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -23,6 +25,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.numerics.misnamed_helpers import misnamed_helpers
 from nsa_doctor.probes.numerics.named_parts import misnamed
 from nsa_doctor.subject.contract import Subject
 
@@ -32,7 +35,7 @@ _LENGTH = 8
 def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
     reported: set[tuple[str, int]] = set()  # lines: a part may call a function of its name
-    for part in misnamed(sp, min(_LENGTH, subject.max_length)):
+    for part in chain(misnamed(sp, min(_LENGTH, subject.max_length)), misnamed_helpers(sp)):
         line = part.place.file, part.place.line
         if line not in reported:
             reported.add(line)
