@@ -47,8 +47,8 @@ from tests.nsa_doctor.checks.offered import (
     with_one_answer,
     with_positions,
     with_projections,
-)
     with_times,
+)
 from tests.nsa_doctor.conftest import HERE
 
 KINDS = {code: entry.examines for code, entry in registry.entries().items()}
