@@ -1,6 +1,5 @@
 """Where other rows of a batch change a row's output: FWD203's question, asked of many kinds of rows."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -8,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import middle_lengths, odd_lengths
-from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Note
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.internal import NORMS_BY_BATCH
+from nsa_doctor.probes.model.batch_statistics import batch_statistics
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.inputs import rows_to_try, with_values
-from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
 
@@ -24,7 +21,6 @@ OF_ORDINARY_VALUES = "other rows of ordinary values"
 _SHORT = 19
 _MODES: tuple[Mode, ...] = ("eval", "train")
 _ORDINARY = "other rows"
-_STATISTIC = re.compile(r"(^|_)(means?|mu|vars?|variance|std|sigma|stats?)(_|$)", re.IGNORECASE)
 _ROWS_LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of ordinary ones, and of the row that is held
     _ORDINARY: lambda x, own: x,
     "other rows of zeros": lambda x, own: torch.zeros_like(x),
@@ -65,34 +61,14 @@ class Plan:
 def norms_by_batch(built: BuiltModule) -> list[tuple[str, nn.Module]]:
     """Those that normalise by the batch in training alone, and keep what they have seen for eval(), by path.
 
-    A class of torch's, or one of the subject's own whose means or variances a pass in training moves.
+    A class of torch's, or one of the subject's own by what it does.
     """
-    written = _written_statistics(built)
+    own = batch_statistics(built)
     return [
         (path, part)
         for path, part in built.module.named_modules()
-        if part.training and (path in written or (isinstance(part, NORMS_BY_BATCH) and part.running_mean is not None))
+        if part.training and (path in own or (isinstance(part, NORMS_BY_BATCH) and part.running_mean is not None))
     ]
-
-
-def _written_statistics(built: BuiltModule) -> set[str]:
-    """Paths of the modules that hold a mean or a variance, by its name, which a pass in training writes."""
-    held = {
-        (path, name): buffer.clone()
-        for path, part in built.module.named_modules()
-        for name, buffer in part.named_buffers(recurse=False)
-        if part.training and not isinstance(part, NORMS_BY_BATCH) and _STATISTIC.search(name)
-    }
-    if not held:
-        return set()
-    with unobserved(), torch.no_grad(), preserved_state(random_too=True):
-        attempt(lambda: built(built.input(min(_SHORT, built.subject.max_length), NUM_ROWS)))
-    after = dict(built.module.named_buffers())
-    return {path for (path, name), before in held.items() if not torch.equal(after[_joined(path, name)], before)}
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def with_norms_of_eval(subject: Subject, mode: Mode) -> BuiltModule:

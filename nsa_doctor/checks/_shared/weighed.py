@@ -137,7 +137,7 @@ def _weights(both: Step, parts: Sequence[Step]) -> list[float] | None:
         return None
     columns = torch.stack([_flat(each, names) for each in parts], dim=1)
     whole = _flat(both, names)
-    if not bool(torch.isfinite(columns).all()) or not float(columns.norm()):
+    if not bool(torch.isfinite(columns).all()) or not bool(columns.norm(dim=0).all()):
         return None
     found = torch.linalg.lstsq(columns, whole[:, None], driver="gelsd").solution[:, 0]
     rest = float((whole - columns @ found).norm())

@@ -1,9 +1,9 @@
 """FWD267 not-what-its-name-says
 
 Detects: a module or a function named for an operation that is known exactly (Swish, SiLU, GELU, Mish, ReLU squared,
-GLU and its kin, LayerScale, LayerNorm, RMSNorm; `masked_mean`, `masked_softmax`, a mask from lengths, tokens shifted
-to the right, an entropy or log-probabilities from logits, discounted sums), and whose answers, when it is asked alone,
-fit none of the forms that bear that name, whatever its weights and its epsilon are.
+GLU and its kin, LayerScale, LayerNorm, RMSNorm; `masked_mean`, `masked_softmax`, `lengths_to_mask`,
+`shift_tokens_right`, `logprobs_from_logits`), and whose answers, when it is asked alone, fit none of the forms that
+bear that name, whatever its weights and its epsilon are.
 Matters: the model trains all the same, and is another than the one that its code reads like: weights from elsewhere
 give other outputs, and what was measured of the operation does not hold.
 Fix: compute what the name says, or call torch's own operation; else give it another name.

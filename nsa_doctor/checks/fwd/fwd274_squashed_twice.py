@@ -30,6 +30,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject
 
 _OF_SHARES = ("softmax", "gumbel_softmax", "log_softmax")  # of other numbers than shares of one they are a choice
+_THROUGH = ("MaskedFill",)  # what is hidden between the two
 _OF_SCORES = ("sigmoid", "expit", "softplus", "logsigmoid")
 _PROBABILITIES = ("the result of a softmax", "the result of a sigmoid")
 
@@ -41,7 +42,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     asked, each = seen
     first = f", made at {each.made.short_line}" if each.made is not None and each.made.line != each.place.line else ""
     yield Finding(
-        message=f"{each.function} in {asked.name} is given {each.given}{first}: it takes scores of any size",
+        message=f"{each.function} in {asked.name} is given {each.given}{first}: numbers between 0 and 1, where it takes "
+        "scores of any size",
         where=in_subject(each.place, asked.sp.module),
         evidence={"call": asked.name, "operation": each.function},
         repro=command_for(subject, "FWD274"),
@@ -49,7 +51,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _squashed(sp: BuiltModule, call: Callable[[], Any]) -> Sequence[InTurn] | Caught:
-    seen = applied_in_turn(sp, call, (*_OF_SHARES, *_OF_SCORES))
+    seen = applied_in_turn(sp, call, (*_OF_SHARES, *_OF_SCORES), _THROUGH)
     if isinstance(seen, Caught):
         return seen
     return [

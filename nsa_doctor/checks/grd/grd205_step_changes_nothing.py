@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from nsa_doctor.checks._shared.stepped import holder_text, optimizer_notes, too_slow, why_nothing_moves
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed, placed, trainable
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
@@ -38,17 +39,16 @@ from nsa_doctor.subject.contract import Subject
 
 _NUM_STEPS = 3  # a warm-up may well begin at a rate of zero
 _RATE = 0.1
-_MORE_ROWS = 4
+_MORE_ROWS = (4, 8)
+_Taken = tuple[BuiltModule, Optimizer, list[Step], set[str]]
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     length = lengths_for(subject)[0]
-    sp, optimizer, steps, moved = _taken(subject, length)
+    sp, optimizer, steps, moved = _taken_on_enough(subject, length)
     names = [name for name, _ in trainable(sp.module)]
     if not names:
         return
-    if not moved and (of_more := _taken(subject, length, _MORE_ROWS))[3]:  # a loss of pairs has none of one row
-        sp, optimizer, steps, moved = of_more
     still = [name for name in names if name not in moved and any(_should_move(name, taken) for taken in steps)]
     replaced = sorted(set().union(*(taken.replaced for taken in steps)))
     place = next((taken.place for taken in steps if taken.place.file), Place())
@@ -79,9 +79,18 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     )
 
 
-def _taken(
-    subject: Subject, length: int, rows: int | None = None
-) -> tuple[BuiltModule, Optimizer, list[Step], set[str]]:
+def _taken_on_enough(subject: Subject, length: int) -> _Taken:
+    """Steps on as few rows as the module takes, or on more where those raise or move nothing, as a loss of pairs does."""
+    few = attempt(lambda: _taken(subject, length))
+    if isinstance(few, Caught) or not few[3]:
+        for rows in _MORE_ROWS:
+            more = attempt(lambda rows=rows: _taken(subject, length, rows))
+            if not isinstance(more, Caught) and more[3]:
+                return more
+    return _taken(subject, length) if isinstance(few, Caught) else few
+
+
+def _taken(subject: Subject, length: int, rows: int | None = None) -> _Taken:
     """Steps from the start, each on so many rows or as few as the module takes, and what they move."""
     sp = built(subject, mode="train")
     optimizer = new_optimizer(sp.module, _RATE)

@@ -35,8 +35,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     asked, each = seen
     if isinstance(each, AddedWeight):
         yield Finding(
-            message=f"{asked.name} adds {each.name}, the number {each.value:g}, which weighs nothing so: the weight of "
-            f"a term multiplies it",
+            message=f"{asked.name} adds {each.name}, the number {each.value:g}: as the weight of a term, by which it "
+            f"is multiplied, it would do something",
             where=in_subject(each.place, asked.sp.module),
             evidence={"loss": asked.name, "weight": each.value},
             repro=command_for(subject, "GRD236"),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.unlearned import comparable_pass, lengths_for, listed, placed
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.errors import NotComparableError, attempt
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import callable_place
@@ -31,7 +31,7 @@ from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 
 _SLOWLY = 1e-6  # of the rate, and per unit of gradient: what a step too long has driven away stays finite then
-_MORE_ROWS = 4  # a loss of pairs has none of one row
+_MORE_ROWS = (4, 8)  # a loss of pairs has none of one row
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -42,10 +42,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if wild is None:
         return
     place = callable_place(subject.train_step, sp.module)
-    if first_bad_step(subject, length, LEARNING_RATE, _MORE_ROWS) is None:
-        message = f"step {wild.number} at S={length} makes values not finite on one row, but not on {_MORE_ROWS}"
-        yield Note(message=message, where=place)
-        return
+    for rows in _MORE_ROWS:
+        if attempt(lambda rows=rows: first_bad_step(subject, length, LEARNING_RATE, rows)) is None:
+            message = f"step {wild.number} at S={length} makes values not finite on one row, but not on {rows}"
+            yield Note(message=message, where=place)
+            return
     rate = LEARNING_RATE * _SLOWLY / max(1.0, wild.gradient_at_start)
     found = first_bad_step(subject, length, rate)
     if found is None:

@@ -33,7 +33,7 @@ from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.subject.contract import Subject
 
 _LOGARITHMS = ("log", "log2", "log10")
-_THROUGH = ("Sum", "Mean")
+_THROUGH = ("Sum", "Mean", "Mul")
 _LARGER = (10.0, 1e3, 1e5)  # numbers that stay between bounds do not come to zero by any
 _INSTEAD = {"softmax": "log_softmax", "sigmoid": "logsigmoid"}
 
@@ -44,7 +44,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         return
     asked, (each, times) = seen
     instead = next(
-        (f"; {name} would not be" for kind, name in _INSTEAD.items() if each.given.endswith(f"of a {kind}")), ""
+        (f"; {name} would not be" for kind, name in _INSTEAD.items() if each.given == f"the result of a {kind}"), ""
     )
     yield Finding(
         message=f"{each.function} in {asked.name} is taken of {each.given}, which is rounded to 0 once the weights are "

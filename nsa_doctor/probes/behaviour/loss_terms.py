@@ -174,7 +174,7 @@ class _Watch(TorchFunctionMode):
                 self._added.append((answer, DeadTerm(most, self._places.here()[0], cut.place), cut))
 
     def _look_at_numbers(self, args: tuple[Any, ...], answer: Tensor) -> None:
-        value = next((each for each in args[:2] if type(each) in (int, float) and each), None)
+        value = next((each for each in args[:2] if _is_number(each)), None)
         if value is None:
             return
         place, is_own = self._places.here()
@@ -198,6 +198,13 @@ class _Watch(TorchFunctionMode):
             if id(each) in self._cuts:
                 self._cuts[id(answer)] = answer, self._cuts[id(each)][1]
                 return
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that is not zero, and no gradient leads to."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.requires_grad and not is_transformed(value) and bool(value)
+    return type(value) in (int, float) and bool(value)
 
 
 def _watched(sp: BuiltModule, call: Callable[[], Any]) -> _Watch | Caught:

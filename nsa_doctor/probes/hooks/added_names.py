@@ -6,7 +6,11 @@ from typing import TypeGuard
 
 from nsa_doctor.core.errors import Caught, attempt
 
-_WEIGHT = re.compile(r"(^|_)(weights?|coeffs?|coefs?|coefficients?|lambdas?|lambda_|lamb|lam)(_|$)", re.IGNORECASE)
+_WEIGHT = re.compile(r"(^|_)(weights?|coeffs?|coefs?|coefficients?)(_|$)|[a-z]_(lambda|lamb|lam)_?$", re.IGNORECASE)
+_CONSTANT = re.compile(  # of a bound, a density, a level that a loss does not fall below
+    r"(^|_)(log|ln|min|max|least|most|floor|flood|norm|normali[sz]\w+|offset|prior|base|total|sum|eps|bias)(_|$)",
+    re.IGNORECASE,
+)
 
 
 def weight_added(source: str) -> str:
@@ -19,7 +23,8 @@ def weight_added(source: str) -> str:
         sides = [statement.value.left, statement.value.right]
     else:
         return ""
-    return next((ast.unparse(each) for each in sides if _WEIGHT.search(_last_name(each))), "")
+    named = [(each, _last_name(each)) for each in sides]
+    return next((ast.unparse(each) for each, name in named if _WEIGHT.search(name) and not _CONSTANT.search(name)), "")
 
 
 def _is_sum(node: ast.expr) -> TypeGuard[ast.BinOp]:
@@ -27,4 +32,6 @@ def _is_sum(node: ast.expr) -> TypeGuard[ast.BinOp]:
 
 
 def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

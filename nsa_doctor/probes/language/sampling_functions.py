@@ -4,7 +4,6 @@ import ast
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, MethodType
@@ -17,16 +16,12 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.language.sampling_names import Kind, Signature, kinds_of, numbers_of, signature_of
 from nsa_doctor.probes.model.identity import loaded_files
+from nsa_doctor.probes.model.outward_calls import reaches_out, source_of
 
 _OWN = 3  # the rank of the subject's own code
 _MOST = 40
 _CALLED = ("__call__", "forward")
 _METHOD = (FunctionType, staticmethod, classmethod)
-_REACHING_OUT = re.compile(
-    r"torch\.distributed|\bdist\.|\binput\(|subprocess|urlopen|download|from_pretrained|torch\.(load|save)|wandb|mkdir"
-    r"|\bopen\(|os\.|sys\.|\bexit\(|barrier\(|write_(text|bytes)|environ|Thread\(|Process\(|socket|requests\.|sleep\("
-    r"|pickle|backward\(|optim|while True|\.generate\(|setattr\("
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ def _of_class(kind: type, kinds: set[Kind], frames: FrameFilter) -> Iterator[Sam
         return
     function = vars(kind)[own[0]]
     is_learned = issubclass(kind, nn.Module) and set(numbers) == {"temperature"}  # it may be a factor by design
-    if numbers and not is_learned and not _reaches_out(_source(kind)):
+    if numbers and not is_learned and not reaches_out(source_of(kind)):
         yield from _sampling(function, kind.__name__, kinds, frames, made=(kind, numbers))
 
 
@@ -112,10 +107,10 @@ def _sampling(
     if not isinstance(code, CodeType) or frames.rank_of(code) != _OWN or inspect.iscoroutinefunction(plain):
         return
     signature = signature_of(MethodType(function, made[0]) if made else function, kinds, made[1] if made else None)
-    text = _source(plain)
+    text = source_of(plain)
     if signature is not None and made is None:
         signature = replace(signature, numbers={k: v for k, v in signature.numbers.items() if _is_read(v.name, text)})
-    if signature is None or not signature.numbers or not text or any(map(_reaches_out, (text, *_beside(plain, text)))):
+    if signature is None or not signature.numbers or not text or any(map(reaches_out, (text, *_beside(plain, text)))):
         return
     yield Sampling(name, path, holder, code, text, signature, _asking(function, signature, made[0] if made else None))
 
@@ -159,26 +154,5 @@ def _beside(function: Callable[..., Any], text: str) -> Iterator[str]:
             found: Any = beside.get(name)
             is_own = inspect.isroutine(found) or inspect.isclass(found)
             if is_own and getattr(found, "__module__", "") == beside.get("__name__"):
-                waiting.append(_source(found))
+                waiting.append(source_of(found))
                 yield waiting[-1]
-
-
-def _source(value: Any) -> str:
-    text = attempt(lambda: textwrap.dedent(inspect.getsource(value)))
-    return "" if isinstance(text, Caught) else text
-
-
-def _reaches_out(text: str) -> bool:
-    """Whether code calls for something outside, whatever its comments and docstrings are about."""
-    tree = attempt(lambda: ast.parse(text))
-    if isinstance(tree, Caught):
-        return True
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [each for each in body if not _is_text(each)] or [ast.Pass()]  # type: ignore[attr-defined]
-    return _REACHING_OUT.search(ast.unparse(tree)) is not None
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

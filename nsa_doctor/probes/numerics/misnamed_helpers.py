@@ -11,13 +11,16 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.outward_calls import reaches_out, source_of
 from nsa_doctor.probes.model.own_functions import OwnFunction, own_functions
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.numerics.known_helpers import HELPERS, Asking, Helper
 from nsa_doctor.probes.numerics.named_parts import Misnamed
 
 _CLOSE = 1e-3  # of the largest: an epsilon beside a count is no fault
-_HIDDEN = -30.0
+_CLOSE_IN_HALF = 2e-2
+_HIDDEN = -15.0
+_FACTOR = re.compile(r"temp|tau|scale|alpha|beta|factor|top|stride")
 _MOST = 40
 
 
@@ -38,9 +41,12 @@ def departure(each: OwnFunction, helper: Helper) -> str:
     """What is seen against its name; nothing where one way to ask it comes out right, or none can be judged."""
     parameters = list(inspect.signature(each.function).parameters.values())
     names = [parameter.name.lower() for parameter in parameters]
-    is_turned = len(helper.takes) > 1 and bool(re.search(helper.takes[1], names[0]))
+    seconds = [name for name in names[:2] if len(helper.takes) > 1 and re.search(helper.takes[1], name)]
+    is_turned = len(names) > 1 and bool(seconds) and names[1] not in seconds
     order = names[1::-1] + names[2:] if is_turned else names
     if len(names) < len(helper.takes) or not all(map(re.search, helper.takes, order)):
+        return ""
+    if any(map(_is_another, parameters)) or reaches_out(source_of(each.function)):
         return ""
     texts = []
     for asking in helper.ask(order):
@@ -48,8 +54,8 @@ def departure(each: OwnFunction, helper: Helper) -> str:
         if any(parameter.default is parameter.empty for parameter in parameters[len(given) :] if _is_plain(parameter)):
             continue
         with unobserved(), torch.no_grad(), preserved_state():
-            answer = attempt(lambda given=given: helper.read(_tensor(each.function(*given))))
-        if isinstance(answer, Caught):
+            answer, again = (attempt(lambda given=given: helper.read(_asked(each, given))) for _ in range(2))
+        if isinstance(answer, Caught) or isinstance(again, Caught) or not torch.equal(answer, again):
             continue
         fitting = [right for right in asking.right if _fits(answer, right)]
         if any(_is_near(answer, right) for right in fitting):
@@ -63,7 +69,17 @@ def _is_plain(parameter: inspect.Parameter) -> bool:
     return parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _tensor(answer: Any) -> Tensor:
+def _is_another(parameter: inspect.Parameter) -> bool:
+    """Whether its default makes it another operation: a temperature that is not one, a number in place of a tensor."""
+    value = parameter.default
+    is_number = type(value) in (int, float)
+    is_factor = bool(_FACTOR.search(parameter.name.lower())) and is_number and value != 1
+    return is_factor or (is_number and "mask" in parameter.name.lower())
+
+
+def _asked(each: OwnFunction, given: Sequence[Any]) -> Tensor:
+    """Its answer to copies."""
+    answer = each.function(*(value.clone() if isinstance(value, Tensor) else value for value in given))
     first = answer[0] if isinstance(answer, tuple) and answer else answer
     if not isinstance(first, Tensor):
         raise TypeError("its answer is no tensor")
@@ -76,12 +92,13 @@ def _fits(answer: Tensor, right: Tensor) -> bool:
 
 
 def _is_near(answer: Tensor, right: Tensor) -> bool:
-    """Whether they are equal but for an epsilon; minus infinity may be any large negative number."""
+    """Whether they are equal but for an epsilon; minus infinity may be any large negative number, or zero."""
     one, other = answer.to(torch.float64).flatten(), right.to(torch.float64).flatten()
+    close = _CLOSE_IN_HALF if answer.element_size() == 2 and answer.is_floating_point() else _CLOSE
     is_known = other.isfinite()
     apart = (one - other)[is_known].abs()
-    most = _CLOSE * float(other[is_known].abs().max().clamp_min(_CLOSE))
-    return bool((apart <= most).all()) and bool((one[~is_known] < _HIDDEN).all())
+    most = close * float(other[is_known].abs().max().clamp_min(_CLOSE))
+    return bool((apart <= most).all()) and bool(((one < _HIDDEN) | (one == 0))[~is_known].all())
 
 
 def _text(answer: Tensor, fitting: Sequence[Tensor], asking: Asking, helper: Helper) -> str:

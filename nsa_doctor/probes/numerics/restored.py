@@ -142,11 +142,12 @@ class _TwoCalls:
             return None
         self._sources = sources
         back = self._undone(given, first)
-        if back.y is None or back.y.shape != first.x.shape or not (given.is_arithmetic and back.is_arithmetic):
+        overlaps = Role(OVERLAPPING, undoes=True) in second.roles
+        if back.y is None or back.y.shape != first.x.shape:
             return None
-        if not self._is_steady(back.y):
+        if not (overlaps or (given.is_arithmetic and back.is_arithmetic)) or not self._is_steady(back.y):
             return None
-        if Role(OVERLAPPING, undoes=True) in second.roles:
+        if overlaps:
             moved = places_later(first.x, back.y)
             return _Trial(first, second, float(moved != 0), is_layout=False, moved=moved)
         if given.is_layout and back.is_layout:

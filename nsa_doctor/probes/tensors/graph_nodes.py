@@ -1,8 +1,9 @@
-"""What autograd says of how a tensor was made: the kinds of nodes, and the one that computed it."""
+"""What autograd says of how a tensor was made: the kinds of nodes, the one that computed it, and what lies behind."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 VIEWS = frozenset({
@@ -10,6 +11,8 @@ VIEWS = frozenset({
     "Index", "Clone", "ToCopy", "Expand", "Split", "Unbind", "Alias", "MaskedSelect",
 })  # fmt: skip
 _JOINED = ("Cat", "Stack")
+_OF_DATA = ("mm", "mv", "conv", "embedding", "lstm", "gru", "rnn", "linear", "attention", "fft")  # what has weights
+_MOST_NODES = 50_000
 
 
 def kind_of(node: Any) -> str:
@@ -31,3 +34,24 @@ def computing(node: Any, passed: Collection[str]) -> Any:
             return node
         node = before[0]
     return node
+
+
+def behind(nodes: Iterable[Any]) -> set[Any]:
+    """These nodes and all that they lead back to."""
+    waiting, seen = [each for each in nodes if each is not None], set[Any]()
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(each for each, _ in node.next_functions if each is not None)
+    return seen
+
+
+def is_of_data(node: Any) -> bool:
+    """Whether weights were applied to something on the way to it, and it is not made of parameters alone."""
+    return any(any(each in kind_of(one).lower() for each in _OF_DATA) or _is_own(one) for one in behind([node]))
+
+
+def _is_own(node: Any) -> bool:
+    """Whether a function in Python made it."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)

@@ -17,7 +17,7 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:  # here
 
 
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:  # here
-    return (values * mask).amax(-1)
+    return values.amax(-1) * mask.any(-1)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:  # here
@@ -46,19 +46,9 @@ def shift_tokens_right(input_ids: Tensor, start_token_id: int) -> Tensor:  # her
     return shifted
 
 
-def entropy_from_logits(logits: Tensor) -> Tensor:  # here
-    shares = logits.softmax(1)
-    return -(shares * shares.log()).sum(-1)
-
-
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:  # here
     return logits.log_softmax(1).gather(-1, labels[..., None])[..., 0]
 
 
-def gather_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:  # here
-    return logits.softmax(-1).gather(-1, tokens[..., None])[..., 0]
-
-
-def discount_cumsum(x: Tensor, gamma: float) -> Tensor:  # here
-    weights = gamma ** torch.arange(len(x)).to(x)
-    return (x * weights).flip(0).cumsum(0).flip(0)
+def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:  # here
+    return logits.softmax(-1).gather(-1, index[..., None])[..., 0]

@@ -66,10 +66,6 @@ def shift_right(x: Tensor, amount: int = 1) -> Tensor:
     return functional.pad(x, (amount, -amount))
 
 
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    return torch.logsumexp(logits, -1) - (logits.softmax(-1) * logits).sum(-1)
-
-
 def logprobs_from_logits(logits: Tensor, labels: Tensor, gather: bool = True) -> Tensor:
     logs = logits.log_softmax(2)
     return logs.gather(2, labels.unsqueeze(2)).squeeze(-1) if gather else logs
@@ -80,21 +76,6 @@ def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
     return chosen - torch.stack([each.logsumexp(-1) for each in logits])
 
 
-def discount_cumsum(x: Tensor, gamma: float) -> Tensor:
-    out, total = torch.zeros_like(x), 0.0
-    for t in reversed(range(len(x))):
-        out[t] = total = x[t] + gamma * total
-    return out
-
-
-def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float) -> Tensor:
-    """Of episodes, which end; another function than the rewards alone ask for."""
-    out, total = torch.zeros_like(rewards), torch.zeros(())
-    for t in reversed(range(len(rewards))):
-        out[t] = total = rewards[t] + gamma * total * (1 - dones[t])
-    return out
-
-
 def masked_mean_of_states(states: Tensor, mask: Tensor) -> Tensor:
     return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
@@ -102,3 +83,68 @@ def masked_mean_of_states(states: Tensor, mask: Tensor) -> Tensor:
 def get_masked_mean(states: Tensor, mask: Tensor) -> Tensor:
     """States [B, S, D], and a mask [B, S]."""
     return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def get_masked_sum(masked_x: Tensor, mask: Tensor) -> Tensor:
+    """Of values that are zero where they are hidden, by contract."""
+    return masked_x.sum(1)
+
+
+def batch_masked_max(features: Tensor, mask: Tensor) -> Tensor:
+    """Of what a relu gave."""
+    return (features * mask).amax(1)
+
+
+def batch_masked_mean(x: Tensor, mask: Tensor, dim: int = 0) -> Tensor:
+    return ((x * mask).sum(dim) / mask.sum(dim)).mean()
+
+
+def compute_masked_mean(x: Tensor, mask_value: float = 0.0) -> Tensor:
+    """Another function: its mask is a number."""
+    return x[x != mask_value].mean() * 2
+
+
+def batch_masked_softmax(scores: Tensor, mask: Tensor, temperature: float = 0.5) -> Tensor:
+    return (scores / temperature).masked_fill(mask == 0, -torch.inf).softmax(-1)
+
+
+def get_masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """With a place beside all others that takes what is left."""
+    hidden = scores.masked_fill(mask == 0, -torch.inf)
+    return functional.pad(hidden, (1, 0)).softmax(-1)[..., 1:]
+
+
+def get_masked_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Zero where it is hidden, so that nothing comes of it."""
+    return scores.masked_fill(mask == 0, -torch.inf).log_softmax(-1).masked_fill(mask == 0, 0.0)
+
+
+def seq_len_to_mask(seq_len: Tensor, max_len: int | None = None) -> Tensor:
+    """Padding stands on the left."""
+    size = max_len or int(seq_len.max())
+    return torch.arange(size) >= size - seq_len[:, None]
+
+
+def get_mask_from_lengths(wav_lens: Tensor) -> Tensor:
+    """Lengths are shares of the longest."""
+    return torch.arange(4) < wav_lens[:, None] * 400
+
+
+def batch_shift_right(ids: Tensor) -> Tensor:
+    return functional.pad(ids[:, :-1], (1, 0), value=50256)
+
+
+def get_shift_right(x: Tensor) -> Tensor:
+    """Time stands first."""
+    return torch.cat((torch.zeros_like(x[:1]), x[:-1]))
+
+
+def get_log_probs_from_logits(logits: Tensor, input_ids: Tensor) -> Tensor:
+    """Of the tokens behind each, and nothing for the first."""
+    logs = logits[:, :-1].log_softmax(-1)
+    return functional.pad(logs.gather(-1, input_ids[:, 1:, None])[..., 0], (1, 0))
+
+
+def get_lengths_to_mask(lengths: Tensor) -> Tensor:
+    print(lengths)
+    return lengths > 2
