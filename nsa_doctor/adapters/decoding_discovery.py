@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.decoding_again import by_all_tokens, spares_tokens
+from nsa_doctor.adapters.decoding_again import by_all_tokens, leaves_out_those_known, spares_tokens
 from nsa_doctor.adapters.decoding_methods import ASKING, CERTAIN, by_methods
 from nsa_doctor.adapters.decoding_objects import by_cache_of_a_part, by_cache_of_forward, by_state_and_token
 from nsa_doctor.adapters.decoding_proof import (
@@ -59,7 +59,8 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
         further = [*_by_objects(subject, module)]
         found, ways = _proven(subject, further), [*ways, *further]
     if found is None:
-        found = _proven(subject, _with_all_tokens(subject, module))
+        with_all = list(_with_all_tokens(subject, module))
+        found = _proven(subject, with_all) or _meant(subject, with_all)
     if found is not None:
         return found
     for way in ways:
@@ -67,6 +68,11 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
         if isinstance(part, str):
             step: Step = SingleTokens(way.step, f"no {part} of one token ends", is_right=False)
             return _decoded_by(subject, way, step, f", though no {part} of it ends")
+    return _meant(subject, ways) or subject
+
+
+def _meant(subject: Subject, ways: Iterable[Decoding]) -> Subject | None:
+    """The subject with the first of these ways that is meant, though what it gives is other than in one whole pass."""
     for way in ways:
         if attempt(lambda way=way: is_meant(subject, way)) is True:
             several = attempt(lambda way=way: takes_several(subject, way)) is True
@@ -74,7 +80,7 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
             step = way.step if several else SingleTokens(way.step, why, is_right=False)
             more = "; its tokens are other than in one whole pass: where a step takes more, an Adapter gives it"
             return _decoded_by(subject, way, step, more)
-    return subject
+    return None
 
 
 def _proven(subject: Subject, ways: Iterable[Decoding]) -> Subject | None:
@@ -150,7 +156,9 @@ def _with_all_tokens(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
 
             words = f"forward(x, {name}=...) with all tokens so far"
             holds = name in (*_KEYS_AND_VALUES, *_HOLDING)
-            found = by_all_tokens(call, partial(_split, subject, name=name), words, holds_the_past=holds)
+            split = partial(_split, subject, name=name)
+            is_sure = attempt(lambda call=call, split=split: leaves_out_those_known(subject, call, split)) is True
+            found = by_all_tokens(call, split, words, holds_the_past=holds, is_sure=is_sure)
             if attempt(lambda found=found: spares_tokens(subject, found)) is True:
                 yield found
 

@@ -42,8 +42,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     asked, each = seen
     first = f", made at {each.made.short_line}" if each.made is not None and each.made.line != each.place.line else ""
     yield Finding(
-        message=f"{each.function} in {asked.name} is given {each.given}{first}: numbers between 0 and 1, where it takes "
-        "scores of any size",
+        message=f"{each.function} in {asked.name} is given {each.given}{first}: numbers between 0 and 1, "
+        "where it takes scores of any size",
         where=in_subject(each.place, asked.sp.module),
         evidence={"call": asked.name, "operation": each.function},
         repro=command_for(subject, "FWD274"),

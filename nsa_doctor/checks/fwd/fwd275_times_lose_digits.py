@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.asked_with_times import asked_with_times
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, attempt
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.lost_times import FAR, LostDigits, lost_digits
+from nsa_doctor.probes.behaviour.lost_times import FAR, LostDigits, lost_digits, why_small
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import built
@@ -36,7 +36,7 @@ _LENGTH, _ROWS = 11, 3
 _HALVES = ("float16", "bfloat16")
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = built(subject, dtype="float32" if subject.dtype in _HALVES else None)
     x = sp.input(min(_LENGTH, subject.max_length), _ROWS)
     taken: list[str] = []
@@ -48,13 +48,18 @@ def run(subject: Subject) -> Iterator[Finding]:
             reported.add(line)
             unit = f"{lost.unit:.0f} * " if lost.unit != 1 else ""
             made = f"; they are rounded in {lost.operation} before differences are taken" if lost.operation else ""
+            message = (
+                f"the argument {asked.argument} of {asked.name} loses digits: a shift of all times by {unit}2**30, "
+                f"as of seconds since 1970, changes the answer by {lost.difference:.2g}, and one by {unit}2**14 by "
+                f"{lost.near:.2g}, at S={x.shape[1]}{made}"
+            )
+            where = in_subject(lost.place, sp.module)
+            if reason := why_small(sp.module, asked.argument):
+                yield Note(message=f"{message}; {reason}", where=where)
+                continue
             yield Finding(
-                message=(
-                    f"the argument {asked.argument} of {asked.name} loses digits: a shift of all times by {unit}2**30, "
-                    f"as of seconds since 1970, changes the answer by {lost.difference:.2g}, and one by {unit}2**14 by "
-                    f"{lost.near:.2g}, at S={x.shape[1]}{made}"
-                ),
-                where=in_subject(lost.place, sp.module),
+                message=message,
+                where=where,
                 evidence={"argument": asked.argument, "shift": lost.unit * FAR, "difference": lost.difference},
                 repro=command_for(subject, "FWD275"),
             )

@@ -80,14 +80,19 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 
 def _taken_on_enough(subject: Subject, length: int) -> _Taken:
-    """Steps on as few rows as the module takes, or on more where those raise or move nothing, as a loss of pairs does."""
-    few = attempt(lambda: _taken(subject, length))
-    if isinstance(few, Caught) or not few[3]:
-        for rows in _MORE_ROWS:
-            more = attempt(lambda rows=rows: _taken(subject, length, rows))
-            if not isinstance(more, Caught) and more[3]:
-                return more
-    return _taken(subject, length) if isinstance(few, Caught) else few
+    """Steps on as few rows as the module takes, or on more where those move nothing: a loss of pairs."""
+    taken = _taken(subject, length)
+    if taken[3]:
+        return taken
+    with unobserved():
+        rows = next((each for each in _MORE_ROWS if _moves(subject, length, each)), None)
+    return taken if rows is None else _taken(subject, length, rows)
+
+
+def _moves(subject: Subject, length: int, rows: int) -> bool:
+    """Whether steps on so many rows move anything."""
+    taken = attempt(lambda: _taken(subject, length, rows))
+    return not isinstance(taken, Caught) and bool(taken[3])
 
 
 def _taken(subject: Subject, length: int, rows: int | None = None) -> _Taken:

@@ -6,13 +6,14 @@ has no reason to round: what changes far from zero, and not where gaps are wide 
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
@@ -34,6 +35,11 @@ _OF_TIMES = frozenset(  # words of what is no time of its own
         *("id", "ids", "idx", "index", "emb", "embed", "embedding", "embeddings", "encoding", "feature", "features"),
         *("mask", "scale", "max", "min", "limit", "horizon", "span", "origin", "start", "end", "step", "steps", "bias"),
     }
+)
+_ANY_NUMBER = ("t", "ts")
+_SMALL = re.compile(
+    r"since (?!1970|the epoch)\w+|relative|elapsed|ind(ex|ices)|normali[sz]ed|hours|days|frames?|at most \d+|\[0, ?1\]",
+    re.IGNORECASE,
 )
 _GAPS = (0.5, 1.0, 2.0, 1.5, 2.5)  # in turn: so many multiples of a half that few tokens stay below 32
 _UNITS = (1.0, 4096.0)  # of times: a model of hours may be given seconds
@@ -72,6 +78,16 @@ def arguments_of_times(function: Callable[..., Any]) -> list[str]:
         and _TIMES & words_of(name)
         and not _OF_TIMES & words_of(name)
     ]
+
+
+def why_small(module: nn.Module, name: str) -> str:
+    """Why such times may well be small numbers: the words about them in docstrings, or a name that says no more."""
+    if name.lower() in _ANY_NUMBER:
+        return f"{name} may be any number"
+    texts = (inspect.getdoc(each) or "" for each in (type(module), module.forward))
+    lines = (line for text in texts for line in text.splitlines() if re.search(rf"\b{re.escape(name)}\b", line))
+    said = next((found for line in lines if (found := _SMALL.search(line))), None)
+    return f"its docstring says {said[0]!r} of {name}" if said else ""
 
 
 def lost_digits(sp: BuiltModule, name: str, x: Tensor, ask: Ask, taken: list[str]) -> LostDigits | None:

@@ -1,4 +1,4 @@
-"""A forward that is given all tokens once more beside its cache decodes too: what it leaves out is found by its names."""
+"""A forward that is given all tokens once more beside its cache decodes too: it leaves out those that it knows."""
 
 import pytest
 import torch
@@ -45,6 +45,20 @@ class NewestAlone(Again):
         return new
 
 
+class FromZero(Again):
+    """Its positions begin at zero with a cache too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(80, DIM))
+
+    def attended(self, x: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
+        known = 0 if cache is None else cache.shape[2]
+        new = x.shape[1] - known
+        x = torch.cat((x[:, :known], x[:, known:] + self.places[:new]), 1)
+        return super().attended(x, cache)
+
+
 class WithThoseKnown(Again):
     """What was known is answered once more."""
 
@@ -85,6 +99,12 @@ def test_a_forward_that_takes_all_tokens_again_decodes(make: type[nn.Module]) ->
 def test_a_cache_that_forgets_what_it_held_is_found() -> None:
     (finding,) = run_check(registry.load("DEC101"), found(NewestAlone)).findings
     assert "68 of 70 tokens differ, first token 2" in finding.message
+
+
+def test_positions_that_begin_again_are_found() -> None:
+    subject = found(FromZero)
+    assert any("with all tokens so far" in note for note in subject.notes)
+    assert run_check(registry.load("DEC101"), subject).findings
 
 
 def test_what_reads_no_cache_does_not_decode_by_it() -> None:

@@ -91,6 +91,44 @@ class Counted(Layer):
         return scores
 
 
+class Logged(Layer):
+    """An entropy that is kept to be looked at, of what the answer is made of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.scores(x).softmax(-1)
+        self.entropy = -(shares * shares.log()).sum(-1).mean()
+        return x + shares
+
+
+class Widths(Layer):
+    """Widths of weights (Bayes by backprop) and a share of layers are made of parameters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rho, self.mix = nn.Parameter(torch.full((WIDTH,), -5.0)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        of_widths = functional.softplus(self.rho).log()
+        return self.scores(x) + of_widths + self.mix.softmax(0).log().mean()
+
+
+class Mixed(Layer):
+    """A share of shares."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.scores(x)
+        return torch.log(scores[..., :1].sigmoid() * scores.softmax(-1))  # here
+
+
+class HiddenBetween(Layer):
+    """What a mask hides is hidden between two of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.scores(x).softmax(-1)
+        hidden = shares.masked_fill(torch.arange(WIDTH) > WIDTH - 3, -torch.inf)
+        return hidden.softmax(-1)  # here
+
+
 class TwoSoftmaxes(Layer):
     def forward(self, x: Tensor) -> Tensor:
         shares = self.scores(x).softmax(-1)
@@ -171,7 +209,7 @@ def is_found(result: Result) -> bool:
     return is_marked(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize("make", [LogOfSoftmax, LogOfSoftplus, LogOfPart])
+@pytest.mark.parametrize("make", [LogOfSoftmax, LogOfSoftplus, LogOfPart, Mixed])
 def test_a_logarithm_of_what_rounds_to_zero_is_found_at_its_line(make: type[nn.Module]) -> None:
     assert is_found(examined("NAN109", make))
 
@@ -184,7 +222,7 @@ def test_so_is_one_in_a_training_step(loss: Callable[[Tensor], Tensor]) -> None:
     assert "sigmoid" in result.findings[0].message
 
 
-@pytest.mark.parametrize("make", [Clamped, Beside, Bounded, Capped, Hidden, Counted])
+@pytest.mark.parametrize("make", [Clamped, Beside, Bounded, Capped, Hidden, Counted, Logged, Widths])
 def test_one_that_never_comes_to_zero_is_silent(make: type[nn.Module]) -> None:
     result = examined("NAN109", make)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
@@ -194,7 +232,7 @@ def test_a_step_that_does_both_in_one_is_silent() -> None:
     assert examined("NAN109", Layer, train_step=stepping(in_one)).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("make", [TwoSoftmaxes, TwoSigmoids, SoftplusOfShares])
+@pytest.mark.parametrize("make", [TwoSoftmaxes, TwoSigmoids, SoftplusOfShares, HiddenBetween])
 def test_what_is_squashed_twice_is_found_at_the_second(make: type[nn.Module]) -> None:
     assert is_found(examined("FWD274", make))
 

@@ -173,6 +173,27 @@ class WeightAddedTo(Weighed):
         return loss + self.beside(states, x)
 
 
+class OfADensity(Weighed):
+    """Constants of a likelihood, and the least of a weight that is learned."""
+
+    log_coeff, min_weight = 0.919, 0.1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.zeros(()))
+
+    def loss(self, x: Tensor) -> Tensor:
+        states = self(x)
+        weight = nn.functional.softplus(self.beta) + self.min_weight
+        return 0.5 * (states - x).square().mean() + self.log_coeff + weight * self.beside(states, x) + 0.01 * weight
+
+
+class WeightInASetting(Weighed):
+    def loss(self, x: Tensor) -> Tensor:
+        states, settings = self(x), {"aux_weight": 0.3}
+        return (states - x).square().mean() + self.beside(states, x) + settings["aux_weight"]  # here
+
+
 class WeightsSummed(Weighed):
     """The sum of weights divides."""
 
@@ -194,6 +215,7 @@ def check(code: str, make: Callable[[], nn.Module]) -> Result:
         ("GRD236", WithoutGradients, "loss() adds a term of "),
         ("GRD236", Stacked, "loss() adds a term of "),
         ("GRD236", WeightAdded, "loss() adds self.beside_weight, the number 0.25"),
+        ("GRD236", WeightInASetting, "loss() adds settings['aux_weight'], the number 0.3"),
         ("GRD236", WeightAddedTo, "loss() adds beside_weight, the number 0.5"),
         ("GRD237", NeverALogarithm, "1 parameter (log_scale) starts at 14.3, where clamp is flat"),
         ("GRD237", ShutInForward, "1 parameter (share) starts at 0, where relu is flat"),
@@ -210,7 +232,7 @@ def test_a_term_that_teaches_nothing_is_found_at_its_line(code: str, make: Calla
     [
         *(("GRD235", make) for make in (Contrasted, SmoothedToo, LooksBeside, Tokens)),
         *(("GRD236", make) for make in (Tokens, OfTargetsAlone, DetachedAsAWhole, FromZero, SeenAlone, Contrasted)),
-        *(("GRD236", make) for make in (Weighed, WeightsSummed)),
+        *(("GRD236", make) for make in (Weighed, WeightsSummed, OfADensity)),
         *(("GRD237", make) for make in (Contrasted, ReadBeside, Tokens)),
     ],
 )

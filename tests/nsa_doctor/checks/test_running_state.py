@@ -96,6 +96,35 @@ class ByHand(ByBatch):
         return (x - mean) / (var + 1e-5).sqrt()
 
 
+class Tracked(Running):
+    """Rows and later tokens are mixed in training alone, beside a mean that is only kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("load_mean", torch.zeros(DIM))
+
+    def mixed(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.load_mean.lerp_(x.detach().mean((0, 1)), 0.1)
+            x = self.mixed(x)
+        return self.layer(x)
+
+
+class TrackedLater(Tracked):
+    def mixed(self, x: Tensor) -> Tensor:
+        return x + 0.1 * x.roll(-1, 1)
+
+
+class Watched(Tracked):
+    """Nothing is mixed."""
+
+    def mixed(self, x: Tensor) -> Tensor:
+        return x
+
+
 class AlsoMixing(ByHand):
     """Its rows mix behind the norm too."""
 
@@ -110,6 +139,16 @@ def test_a_norm_by_the_batch_of_ones_own_is_a_note(make: type[nn.Module], code: 
     result = run_check(registry.load(code), subject_of(make, 0))
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
     assert any("a norm by the batch" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("make", "code"), [(Tracked, "FWD203"), (TrackedLater, "FWD201")])
+def test_a_mean_that_is_kept_hides_nothing(make: type[nn.Module], code: str) -> None:
+    (finding,) = run_check(registry.load(code), subject_of(make, 0)).findings
+    assert "(train)" in finding.message
+
+
+def test_what_mixes_nothing_is_no_norm() -> None:
+    assert run_check(registry.load("FWD203"), subject_of(Watched, 0)).notes == ()
 
 
 def test_rows_that_mix_behind_a_norm_by_the_batch_are_found() -> None:
