@@ -30,6 +30,13 @@ _MEANT = re.compile(
     r"|mirror|interface|same signature|noqa|pylint",
     re.IGNORECASE,
 )
+# What is said beside an argument that is taken and left alone.
+_LEFT_ALONE = re.compile(
+    r"\b(for|api|interface)\s+(\w+\s+)?(parity|consistency)\b|\b(parity|consistency|consistent) with\b|does nothing"
+    r"|does not matter|\bno (use|need)\b|not (needed|required|necessary|read)|unneeded|needless|discarded|dropped"
+    r"|\binterface\b|\bsignature\b(?!\()|\bvmap\b|\bNoPE\b",
+    re.IGNORECASE,
+)
 _ROOTS = (nn.Module, object)
 _LENGTH = 19
 _LINES_ON = 3  # in which what is said of a name may stand
@@ -53,7 +60,8 @@ def given_without_use(subject: Subject) -> Iterator[GivenForNothing]:
         sp = built(subject, mode=mode)
         with run.noting(), torch.no_grad():
             sp(sp.input(min(_LENGTH, subject.max_length), 2))
-    yield from (each for each in run.given_for_nothing() if not is_said_of(each.name, each.source))
+    found = run.given_for_nothing(sp.module)
+    yield from (each for each in found if not is_said_of(each.name, each.source))
 
 
 def is_said_to_be_meant(text: str) -> bool:
@@ -61,11 +69,15 @@ def is_said_to_be_meant(text: str) -> bool:
     return _MEANT.search(text) is not None
 
 
-def is_said_of(name: str, source: str) -> bool:
-    """Whether a line of a source that names it, or one beside that, says that it is not meant to be used."""
+def is_said_of(name: str, source: str, words: re.Pattern[str] = _LEFT_ALONE) -> bool:
+    """Whether a line of a source that names it, or one beside that, says that it is not meant to be used.
+
+    `words` are those that say so too, beside what says it of anything.
+    """
     lines = source.splitlines()
     named = [at for at, line in enumerate(lines) if re.search(rf"\b{name}\b", line)]
-    return any(is_said_to_be_meant(line) for at in named for line in lines[max(at - 1, 0) : at + _LINES_ON])
+    beside = {line for at in named for line in lines[max(at - 1, 0) : at + _LINES_ON]}
+    return any(is_said_to_be_meant(line) or words.search(line) is not None for line in beside)
 
 
 def _is_setting(name: str, value: Any) -> bool:

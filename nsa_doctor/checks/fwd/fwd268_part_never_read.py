@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.kept_for_others import is_kept_for_others
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
@@ -37,7 +38,7 @@ _RAW = "its holder weighs by products of tokens that nothing normalises"
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    handed = list(handed_parts(subject))
+    handed = [each for each in handed_parts(subject) if not is_kept_for_others(each)]
     yield from _handed(subject, handed)
     lines = {each.place.line_text for each in handed}
     groups: dict[tuple[str, str], list[UnreadPart]] = {}

@@ -5,7 +5,7 @@ import inspect
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.attribute_reads import is_read_anywhere
 from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument, unread_arguments
 from nsa_doctor.probes.hooks.unread_variables import READING_ALL
-from nsa_doctor.probes.internal import DispatchWatcher
+from nsa_doctor.probes.internal import DispatchWatcher, schema_of
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.identity import loaded_files
 from nsa_doctor.probes.tensors.operations import operation_name
@@ -30,6 +30,7 @@ from nsa_doctor.subject.contract import Subject
 
 _OWN = 3  # the rank of the subject's own code
 _LENGTH = 37
+_CURVES = re.compile(r"(.*_)?(act|activations?|nonlin\w*)(_.*)?", re.IGNORECASE)
 _ARGUMENTS = re.compile(r"(.*_)?(act|activations?|nonlin\w*|norm|normali[sz]\w*|pool\w*)(_.*)?", re.IGNORECASE)
 _CURVE = re.compile(
     r"((quick|new|fast|approximate)_?)?(gelu|relu6?|silu|swish|h?ard\w+|mish|tanh|sigmoid|elu|celu|selu|softplus|softsign"
@@ -44,6 +45,8 @@ _WORK = {
     Kind.NORM: re.compile(r".*(norm|rsqrt|sqrt|var|std).*"),
     None: re.compile(r".*(mean|sum|max|min|pool).*"),
 }
+_OF_PROBABILITIES = ("sigmoid", "logsigmoid", "softmax", "logsoftmax", "softmax2d")
+_OF_OTHERS = "::"  # in the name of an operation that is not torch's own
 _ALL_AT_ONCE = {*READING_ALL, "save_hyperparameters", "register_to_config", "capture_init"}
 
 
@@ -71,6 +74,7 @@ def handed_parts(subject: Subject) -> Iterator[HandedPart]:
     kept = [(each, attribute, line) for each in given for attribute, line in _kept(each, given, frames)]
     paths = {id(part): path for path, part in root.named_modules()}
     kept = [each for each in kept if id(each[0].module) in paths]
+    handed = {id(getattr(each.module, attribute)) for each, attribute, _ in kept} | {id(each.value) for each in given}
     if not kept:
         return
     watch, num_passes = _watched(subject)
@@ -78,7 +82,9 @@ def handed_parts(subject: Subject) -> Iterator[HandedPart]:
     for each, attribute, line in kept:
         path, part = paths[id(each.module)], getattr(each.module, attribute)
         is_called = isinstance(part, nn.Module) and paths[id(part)] in watch.called
-        if is_called or path not in watch.called or _is_done_otherwise(part, watch.operations[path]):
+        if is_called or path not in watch.called or _is_for_callers(path, part):
+            continue
+        if _is_done_otherwise(part, _operations(each.module, part, watch, paths, handed)):
             continue
         if not is_read_anywhere(each.module, attribute, frames, loaded, is_for_use=True):
             kind = type(each.module).__name__
@@ -89,10 +95,24 @@ def handed_parts(subject: Subject) -> Iterator[HandedPart]:
 def _is_wanted(name: str, value: Any) -> bool:
     """Whether it is something to compute with, or says which."""
     if isinstance(value, nn.Module):
-        return _computes(value)
+        return _computes(value) and (kind_of(value) == Kind.ACTIVATION or _is_torchs(value))
     if isinstance(value, str):
         return _ARGUMENTS.fullmatch(name) is not None and _CURVE.fullmatch(value) is not None
-    return callable(value) and _ARGUMENTS.fullmatch(name) is not None
+    if not callable(value) or _ARGUMENTS.fullmatch(name) is None:
+        return False
+    return _CURVES.fullmatch(name) is not None or _is_torchs(value)
+
+
+def _is_torchs(value: Any) -> bool:
+    """Whether it is a module, a class or a function of torch: norms and pools of others may be for anything."""
+    made = value.func if isinstance(value, partial) else value
+    made = type(made) if isinstance(made, nn.Module) else made
+    return str(getattr(made, "__module__", "")).partition(".")[0] == "torch"
+
+
+def _is_for_callers(path: str, part: Any) -> bool:
+    """Whether the outermost module keeps what makes probabilities of its logits: whoever calls it applies that."""
+    return not path and _plain(_words(part)) in _OF_PROBABILITIES
 
 
 def _computes(part: nn.Module) -> bool:
@@ -150,8 +170,9 @@ def _only_keeps(given: UnreadArgument, attribute: str) -> bool:
     for node in ast.walk(source):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if all(_is_target(each, given.name, attribute) for each in targets):
-                allowed |= _ids(node.value)
+            for value, made in _pairs(targets, node.value):
+                if all(_is_target(each, given.name, attribute) for each in made):
+                    allowed |= _ids(value)
         elif isinstance(node, ast.If):
             inner = [*node.body, *node.orelse]
             if all(isinstance(each, (ast.Assign, ast.Raise, ast.Pass)) for each in inner):
@@ -164,6 +185,14 @@ def _only_keeps(given: UnreadArgument, attribute: str) -> bool:
     return all(id(node) in allowed for node in loads if isinstance(node.ctx, ast.Load))
 
 
+def _pairs(targets: Sequence[ast.expr], value: ast.expr) -> list[tuple[ast.expr, Sequence[ast.expr]]]:
+    """Each value of an assignment with the targets that hold it: `self.a, self.b = a(), b()` has two."""
+    match targets, value:
+        case [ast.Tuple(elts=made)], ast.Tuple(elts=values) if len(made) == len(values):
+            return [(one, [target]) for target, one in zip(made, values, strict=True)]
+    return [(value, targets)]
+
+
 def _is_target(target: ast.expr, name: str, attribute: str) -> bool:
     if isinstance(target, ast.Attribute):
         return target.attr == attribute
@@ -174,11 +203,21 @@ def _ids(node: ast.AST) -> set[int]:
     return {id(each) for each in ast.walk(node)}
 
 
+def _operations(holder: nn.Module, part: Any, watch: "_Calls", paths: dict[int, str], handed: set[int]) -> Counter[str]:
+    """What the holder's forward runs itself, or by children that it is not handed too, nor torch's of other work."""
+    found = Counter(watch.operations[paths[id(holder)]])
+    for child in holder.children():
+        is_anothers = _is_torchs(child) and _computes(child) and type(child) is not type(part)
+        if id(child) not in handed and not is_anothers:
+            found.update(watch.operations.get(paths[id(child)], Counter()))
+    return found
+
+
 def _is_done_otherwise(part: Any, operations: Counter[str]) -> bool:
-    """Whether operations of the holder's own forward are of the kind that the part is for."""
+    """Whether operations are of the kind that the part is for, or are not torch's own: those may do anything."""
     kind = kind_of(part) if isinstance(part, nn.Module) else Kind.ACTIVATION
     work = _WORK[kind if kind in _WORK else None]
-    return any(work.fullmatch(name) for name in operations)
+    return any(_OF_OTHERS in name or work.fullmatch(name) for name in operations)
 
 
 def _watched(subject: Subject) -> tuple["_Calls", int]:
@@ -219,7 +258,10 @@ class _Calls(DispatchWatcher):
     def run_operation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         if self._stack:
-            self.operations[self._stack[-1]][operation_name(func)] += 1
+            schema = schema_of(func)
+            is_torchs = schema is None or schema.name.partition("::")[0] in ("aten", "prim", "prims")
+            name = operation_name(func) if is_torchs else schema.name
+            self.operations[self._stack[-1]][name] += 1
         return func(*args, **kwargs)
 
     def _enter(self, path: str) -> None:

@@ -13,6 +13,7 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.hooks.unread_variables import READING_ALL
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _PURE_BUILTINS = frozenset(
     {"int", "float", "bool", "str", "tuple", "list", "dict", "set", "len", "range", "min", "max", "abs", "sum", "round"}
     | {"isinstance", "callable", "getattr", "hasattr", "map", "zip", "sorted", "reversed", "any", "all", "type"}
@@ -214,13 +215,35 @@ def _is_pure_function(function: FunctionType) -> bool:
 
 
 def _conversions(function: _Function, name: str) -> list[ast.stmt]:
-    """The statements that give an argument a value of itself, or one where it is asked for."""
-    found = [
-        node
-        for node in ast.walk(function)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and any(target.id == name for target, _ in _pairs(node))
-    ]
-    return sorted(found, key=lambda node: node.lineno)
+    """The statements that give an argument a value, if one of them makes that of the argument itself."""
+    looped = {id(node) for loop in ast.walk(function) if isinstance(loop, _LOOPS) for node in ast.walk(loop)}
+    found: list[ast.stmt] = []
+    is_of_itself = False
+    for node in ast.walk(function):
+        values = [value for target, value in _pairs(node) if target.id == name]
+        if values and isinstance(node, ast.stmt):
+            found.append(node)
+            is_of_itself |= any(
+                _reads(value, name) and not _is_update(value, name, is_looped=id(node) in looped) for value in values
+            )
+    return sorted(found, key=lambda node: node.lineno) if is_of_itself else []
+
+
+def _reads(value: ast.expr, name: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(value))
+
+
+def _is_update(value: ast.expr, name: str, *, is_looped: bool) -> bool:
+    """Whether it moves the argument on by something, as a count or a time: in a loop, by any arithmetic."""
+    if is_looped and any(_reads(node, name) for node in ast.walk(value) if isinstance(node, ast.BinOp)):
+        return True
+    moved, by = value, list[ast.expr]()
+    while isinstance(moved, ast.BinOp) and isinstance(moved.op, (ast.Add, ast.Sub)):
+        if isinstance(moved.op, ast.Add) and _reads(moved.right, name):
+            by, moved = [*by, moved.left], moved.right
+        else:
+            by, moved = [*by, moved.right], moved.left
+    return bool(by) and isinstance(moved, ast.Name) and not any(_reads(each, name) for each in by)
 
 
 def read_in_its_place(function: _Function, name: str) -> Iterator[tuple[str, int]]:

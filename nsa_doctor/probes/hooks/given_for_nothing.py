@@ -17,6 +17,8 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.converted_alone import converted_alone, read_in_its_place
+from nsa_doctor.probes.hooks.same_interface import is_used_in_its_place
+from nsa_doctor.probes.internal import is_transformed
 
 _OWN = 3  # the rank of the subject's own code
 
@@ -33,11 +35,15 @@ class GivenForNothing:
 
 @dataclass
 class _Seen:
-    """A function that ran: what it saw of globals, the object it is a method of, and arguments that were given it."""
+    """A function that ran: what it saw of globals, the object it is a method of, and arguments that were given it.
+
+    One that torch maps over rows is given an index with each row, whether it needs one or not.
+    """
 
     known: dict[str, Any]
     holder: Any
     given: set[str] = field(default_factory=set)
+    is_mapped: bool = False
 
 
 class FunctionsRun:
@@ -58,15 +64,18 @@ class FunctionsRun:
         finally:
             sys.setprofile(before)
 
-    def given_for_nothing(self) -> Iterator[GivenForNothing]:
-        """Of those functions the arguments that are given and come to nothing."""
+    def given_for_nothing(self, root: nn.Module) -> Iterator[GivenForNothing]:
+        """Of those functions the arguments that are given and come to nothing; `root` is the module that ran."""
         for code, seen in self._seen.items():
-            source = attempt(lambda code=code: inspect.getsource(code)) if seen.given else None
+            is_asked = seen.given and not seen.is_mapped
+            source = attempt(lambda code=code: inspect.getsource(code)) if is_asked else None
             tree = attempt(lambda source=source: ast.parse(textwrap.dedent(str(source))).body[0])
             if not isinstance(source, str) or not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             for name, statements in converted_alone(tree, seen.known).items():
-                if name in seen.given and not _is_asked_for(seen.holder, code, name):
+                if name not in seen.given or _is_asked_for(seen.holder, code, name):
+                    continue
+                if not is_used_in_its_place(code, name, seen.holder, root):
                     other = next(iter(read_in_its_place(tree, name)), None)
                     line = code.co_firstlineno - 1 + (statements[0].lineno if other is None else other[1])
                     kind = type(seen.holder).__name__ if isinstance(seen.holder, nn.Module) else ""
@@ -87,6 +96,9 @@ class FunctionsRun:
         code, held = frame.f_code, frame.f_locals
         first = held.get(code.co_varnames[0])
         seen = self._seen.setdefault(code, _Seen(frame.f_globals, None if isinstance(first, Tensor) else first))
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        tensors = [held[name] for name in arguments if isinstance(held.get(name), Tensor)]
+        seen.is_mapped |= any(is_transformed(each) for each in tensors)
         seen.given |= {name for name in names if name not in seen.given and _is_value(held.get(name))}
 
 

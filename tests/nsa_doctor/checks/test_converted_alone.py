@@ -98,6 +98,17 @@ class Whole(nn.Module):
         start, end = map(padded, (start, end))  # here
         return x + start
 
+    def turned(self, x: Tensor, hidden: Tensor) -> Tensor:
+        hidden = 1 - hidden  # here
+        return x
+
+    def put_in_part(self, x: Tensor, gain: float | None) -> Tensor:
+        if gain is None:
+            gain = 1.0  # here
+        elif gain > 1:
+            gain = float(gain)
+        return x
+
 
 FAULTY: dict[str, Callable[[Whole, Tensor], Tensor]] = {
     "levels": lambda whole, x: whole.levels.move(x, 0.2, 0.8),
@@ -106,6 +117,8 @@ FAULTY: dict[str, Callable[[Whole, Tensor], Tensor]] = {
     "mask": lambda whole, x: whole.masked(x, torch.ones(x.shape[:2])),
     "chain": lambda whole, x: whole.chained(x, 0.3),
     "mapped": lambda whole, x: whole.mapped(x, torch.ones(1), torch.ones(1)),
+    "turned": lambda whole, x: whole.turned(x, torch.ones(1)),
+    "in part": lambda whole, x: whole.put_in_part(x, 2.0),
 }
 
 
@@ -239,6 +252,59 @@ class Uses(nn.Module):
     def switched(self, x: Tensor, time: Tensor, is_last: bool = True) -> Tensor:
         is_last = bool(is_last)
         return x + time.mean()
+
+    def put_to_none(self, x: Tensor, time: Tensor) -> Tensor:
+        time = None  # noqa: F841
+        return x
+
+    def put_to_a_number(self, x: Tensor, time: Tensor) -> Tensor:
+        time = 1.0  # noqa: F841
+        return x
+
+    def moved_on(self, x: Tensor, time: Tensor, step: float = 0.1) -> Tensor:
+        for _ in range(2):
+            x = x + step * x.tanh()
+            time = time + step
+        return x
+
+    def moved_back(self, x: Tensor, time: Tensor) -> Tensor:
+        time = x.shape[1] + time - 1
+        return x
+
+    def moved_and_held(self, x: Tensor, time: Tensor) -> Tensor:
+        while len(x) < 1:
+            time = (time * 0.5).clamp(min=1e-3)
+        return x
+
+    def of_an_api(self, x: Tensor, time: Tensor) -> Tensor:
+        """`time` is taken for API parity and does nothing."""
+        time = time.float()
+        return x
+
+    def for_consistency(self, x: Tensor, time: Tensor) -> Tensor:
+        time = time.float()  # for consistency
+        return x
+
+    def not_needed(self, x: Tensor, time: Tensor) -> Tensor:
+        time = time.float()  # not needed: all are alike
+        return x
+
+    def of_a_signature(self, x: Tensor, time: Tensor) -> Tensor:
+        time = time.float()  # the signature of a kernel
+        return x
+
+    def without_order(self, x: Tensor, time: Tensor) -> Tensor:
+        time = time.float()
+        # NoPE
+        return x
+
+    def mapped_over_rows(self, x: Tensor, time: Tensor) -> Tensor:
+        y: Tensor = torch.vmap(self._row)(x, torch.arange(len(x)))
+        return y
+
+    def _row(self, x: Tensor, index: Tensor) -> Tensor:
+        index = index.long()
+        return x
 
     def left_at_none(self, x: Tensor, time: Tensor, mask: Tensor | None = None) -> Tensor:
         mask = default(mask, lambda: None)
