@@ -21,31 +21,25 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from nsa_doctor.checks._shared.moving_steps import NUM_STEPS, steps_that_move
 from nsa_doctor.checks._shared.stepped import holder_text, optimizer_notes, too_slow, why_nothing_moves
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed, placed, trainable
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.step_end import end_of_step
-from nsa_doctor.probes.model.stepping import Step, step
-from nsa_doctor.probes.model.training import new_optimizer
+from nsa_doctor.probes.model.stepping import Step
 from nsa_doctor.subject.contract import Subject
 
-_NUM_STEPS = 3  # a warm-up may well begin at a rate of zero
 _RATE = 0.1
-_MORE_ROWS = (4, 8)
-_Taken = tuple[BuiltModule, Optimizer, list[Step], set[str]]
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     length = lengths_for(subject)[0]
-    sp, optimizer, steps, moved = _taken_on_enough(subject, length)
+    sp, optimizer, steps, moved = steps_that_move(subject, length, _RATE)
     names = [name for name, _ in trainable(sp.module)]
     if not names:
         return
@@ -56,14 +50,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         message = f"{listed(replaced)} of {len(names)} put in place of those the optimizer holds, at S={length}"
         place, still = Place(), replaced
     elif slow := too_slow(steps):
-        message = f"{_NUM_STEPS} training steps at S={length} {slow}"
+        message = f"{NUM_STEPS} training steps at S={length} {slow}"
     elif not moved:
         if not any(taken.num_calls for taken in steps):
             with unobserved():
                 place = end_of_step(sp, optimizer, sp.input(length))
-        message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {why_nothing_moves(steps)}"
+        message = f"no parameter moves in {NUM_STEPS} training steps at S={length}: {why_nothing_moves(steps)}"
     elif still:
-        message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"
+        message = f"{listed(still)} of {len(names)} do not move in {NUM_STEPS} steps at S={length}, with gradients"
         message += (held := holder_text(still, steps))
         place = next((taken.made_at for taken in steps if held and taken.made_at.file), place)
     else:
@@ -77,31 +71,6 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         control=f"{len(moved)} other parameters move" if moved and still else "",
         repro=command_for(subject, "GRD205"),
     )
-
-
-def _taken_on_enough(subject: Subject, length: int) -> _Taken:
-    """Steps on as few rows as the module takes, or on more where those move nothing: a loss of pairs."""
-    taken = _taken(subject, length)
-    if taken[3]:
-        return taken
-    with unobserved():
-        rows = next((each for each in _MORE_ROWS if _moves(subject, length, each)), None)
-    return taken if rows is None else _taken(subject, length, rows)
-
-
-def _moves(subject: Subject, length: int, rows: int) -> bool:
-    """Whether steps on so many rows move anything."""
-    taken = attempt(lambda: _taken(subject, length, rows))
-    return not isinstance(taken, Caught) and bool(taken[3])
-
-
-def _taken(subject: Subject, length: int, rows: int | None = None) -> _Taken:
-    """Steps from the start, each on so many rows or as few as the module takes, and what they move."""
-    sp = built(subject, mode="train")
-    optimizer = new_optimizer(sp.module, _RATE)
-    inputs = [sp.input(length, rows, subject.seed + index) for index in range(_NUM_STEPS)]
-    steps = [step(sp, optimizer, x) for x in inputs]
-    return sp, optimizer, steps, set().union(*(taken.moved() for taken in steps))
 
 
 def _should_move(name: str, taken: Step) -> bool:

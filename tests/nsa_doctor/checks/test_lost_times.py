@@ -157,28 +157,6 @@ def test_times_that_are_rounded_first_are_found_at_the_line(make: type[nn.Module
     assert line.rstrip().endswith("# here")
 
 
-class SinceAdmission(CastFirst):
-    """times [B, S] are hours since admission, at most 48."""
-
-
-class OfFrames(nn.Module):
-    """What is called t may be any number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = CastFirst()
-
-    def forward(self, x: Tensor, t: Tensor | None = None) -> Tensor:
-        return self.inner(x, t)
-
-
-@pytest.mark.parametrize(("make", "words"), [(SinceAdmission, "'hours' of times"), (OfFrames, "t may be any number")])
-def test_times_that_may_be_small_are_a_note(make: type[nn.Module], words: str) -> None:
-    result = examined(make)
-    assert (result.verdict, result.findings) == (Verdict.PASS, ())
-    assert words in result.notes[0]
-
-
 def test_where_no_operation_is_seen_it_is_said_of_forward() -> None:
     result = examined(InNumpy)
     assert result.verdict is Verdict.FAIL
