@@ -17,7 +17,7 @@ _STATISTIC = re.compile(
     r"(^|_)(running|moving|means?|mu|vars?|variance|std|sigma|stats?|rms|center|centre|moments?|scale|avg|ema)(_|$)",
     re.IGNORECASE,
 )
-_MOST_PASSES = 300  # until what is kept has followed the batch
+_MOST_PASSES = 200  # until what is kept has followed the batch
 _STILL, _ALIKE = 1e-5, 0.25  # of what is kept; of the spread of the output, where a variance of few values is corrected
 
 
@@ -27,7 +27,7 @@ def batch_statistics(built: BuiltModule) -> set[str]:
     Once what they keep has come to be that of a batch, they answer it in eval() as they do in training.
     """
     held = _held(built.module)
-    if not held:
+    if not held or built.subject.is_slow:
         return set()
     state = ModuleState(built.module)
     with unobserved(), torch.no_grad(), preserved_state():
