@@ -15,17 +15,20 @@ Example:
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.merged import merged
+from nsa_doctor.checks._shared.rounding_inputs import rounding_inputs
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.internal import part_at
+from nsa_doctor.probes.model.asked_dtype import asks_for_dtype
 from nsa_doctor.probes.numerics.rounding_budget import Stray, Twins, first_stray, longest_stray, twins
 from nsa_doctor.probes.numerics.straying_operation import straying_operation
 from nsa_doctor.subject.contract import Subject
@@ -35,7 +38,6 @@ from nsa_doctor.subject.contract import Subject
 _MOST_BUDGETS = 4.0
 _WORTH_TELLING = 1e-3  # of the output: float32 no better than float16
 _LENGTHS = {"wide": (128, 64, 16), "half": (768, 384, 160, 64)}  # integers beyond 256 are not all bfloat16 numbers
-_LARGE = 100.0  # squares overflow float16 when a few are added
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -46,7 +48,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         pair = twins(subject, subject.dtype)
     except SubjectFailedError as failure:
         raise NotApplicableError(f"it does not run in float64, to compare {subject.dtype} with") from failure
-    for name, prepare in _inputs(subject):
+    for name, prepare in rounding_inputs(subject):
         x, found = longest_stray(pair, _LENGTHS["half" if pair.rounding.itemsize < 4 else "wide"], prepare)
         if not math.isfinite(found.ratio) and pair.dtype.itemsize < 4:
             continue  # half precision overflows: the NAN checks tell of it
@@ -54,15 +56,6 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if local is not None or _is_far_beyond(found):
             yield _finding(subject, pair, x, found, local, name)
             return
-
-
-def _inputs(subject: Subject) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    yield "ordinary input", lambda x: x
-    if subject.input == "embeddings":
-        offset = 256.0 if subject.dtype == "float32" else 16.0  # its square drowns what lies around it
-        yield f"input around {offset:g}", lambda x: x + offset
-        if subject.dtype == "float16":
-            yield f"input of size {_LARGE:g}", lambda x: x * _LARGE
 
 
 def _is_beyond(found: Stray, most: float = _MOST_BUDGETS) -> bool:
@@ -74,14 +67,20 @@ _is_far_beyond = partial(_is_beyond, most=2 * _MOST_BUDGETS)
 
 def _finding(
     subject: Subject, pair: Twins, x: Tensor, found: Stray, local: tuple[str, Stray] | None, name: str
-) -> Finding:
+) -> Finding | Note:
     path = local[0] if local else ""
     alone = f"; handed exact values, {path} alone is off {local[1].ratio:.3g} times as far" if local else ""
     operation, place = straying_operation(pair, x, path)
-    first = f"; it strays in {operation}" if operation else ""
+    message = f"{found.words(pair, f'on {name} at S={x.shape[1]}')}{alone}"
+    message += f"; it strays in {operation}" if operation else ""
+    where = replace(place, module=path)
+    if local is not None and asks_for_dtype(part_at(pair.wide.module, path)):
+        return Note(
+            message=f"{message}; its code asks for the dtype, and may compute otherwise in float64", where=where
+        )
     return Finding(
-        message=f"{found.words(pair, f'on {name} at S={x.shape[1]}')}{alone}{first}",
-        where=replace(place, module=path),
+        message=message,
+        where=where,
         evidence={"length": x.shape[1], "dtype": pair.low.dtype, **found.evidence},
         repro=command_for(subject, "FWD304"),
     )
