@@ -34,18 +34,16 @@ def run(subject: Subject) -> Iterator[Finding]:
         return
     asked, each = seen
     if isinstance(each, AddedWeight):
-        yield Finding(
-            message=f"{asked.name} adds {each.name}, the number {each.value:g}: as the weight of a term, by which it "
-            f"is multiplied, it would do something",
-            where=in_subject(each.place, asked.sp.module),
-            evidence={"loss": asked.name, "weight": each.value},
-            repro=command_for(subject, "GRD236"),
+        said = (
+            f"{each.name}, the number {each.value:g}: as the weight of a term, by which it is multiplied, it would do "
         )
-        return
+        said, place = f"{said}something", each.place
+    else:
+        said, place = f"a term of {each.value:.2g} that has no gradient: the way back ends here, ", each.cut
+        said += f"and it is added at {each.added.short_line}"
     yield Finding(
-        message=f"{asked.name} adds a term of {each.value:.2g} that has no gradient: the way back ends here, "
-        f"and it is added at {each.added.short_line}",
-        where=in_subject(each.cut, asked.sp.module),
+        message=f"{asked.name} adds {said}",
+        where=in_subject(place, asked.sp.module),
         evidence={"loss": asked.name, "term": each.value},
         repro=command_for(subject, "GRD236"),
     )

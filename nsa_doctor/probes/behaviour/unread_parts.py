@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.around_parts import around_parts
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.attribute_reads import is_read_anywhere
 from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH, DispatchWatcher, memory_of
@@ -181,16 +182,8 @@ class _Operations(DispatchWatcher):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Until the region ends."""
-        handles = []
-        for path, part in self._root.named_modules():
-            handles.append(part.register_forward_pre_hook(lambda _part, _given, path=path: self._enter(path)))
-            handles.append(part.register_forward_hook(lambda *_given: self._leave(), always_call=True))
-        try:
-            with self:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with around_parts(self._root, self._enter, self._leave), self:
+            yield
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""

@@ -59,7 +59,7 @@ def other_tokens(root: nn.Module, packages: tuple[str, ...], seed: int) -> tuple
 
 
 def _fault(one: Sampling, logits: Tensor) -> OtherTokens | bool:
-    """What is wrong with it; True where nothing is; False where it cannot be told."""
+    """What is wrong with it; True where nothing is; False where nothing can be said."""
     is_examined = False
     for kind in one.signature.numbers:
         judged = _of_number(one, kind, logits)

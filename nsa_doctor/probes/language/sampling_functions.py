@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.language.sampling_names import Kind, Signature, kinds_of, numbers_of, signature_of
 from nsa_doctor.probes.model.identity import loaded_files
-from nsa_doctor.probes.model.outward_calls import reaches_out, source_of
+from nsa_doctor.probes.model.outward_calls import reaches_out, source_of, sources_within_call
 
 _OWN = 3  # the rank of the subject's own code
 _MOST = 40
@@ -110,7 +109,7 @@ def _sampling(
     text = source_of(plain)
     if signature is not None and made is None:
         signature = replace(signature, numbers={k: v for k, v in signature.numbers.items() if _is_read(v.name, text)})
-    if signature is None or not signature.numbers or not text or any(map(reaches_out, (text, *_beside(plain, text)))):
+    if signature is None or not signature.numbers or not text or any(map(reaches_out, sources_within_call(plain))):
         return
     yield Sampling(name, path, holder, code, text, signature, _asking(function, signature, made[0] if made else None))
 
@@ -142,17 +141,3 @@ def _asking(
         return getattr(kind(**values), function.__name__)(**given)
 
     return ask
-
-
-def _beside(function: Callable[..., Any], text: str) -> Iterator[str]:
-    """The sources of functions and classes of its file that it names, and of those that these name."""
-    beside = getattr(function, "__globals__", {})
-    waiting, seen = [text], set[str]()
-    while waiting:
-        for name in set(re.findall(r"\w+", waiting.pop())) - seen:
-            seen.add(name)
-            found: Any = beside.get(name)
-            is_own = inspect.isroutine(found) or inspect.isclass(found)
-            if is_own and getattr(found, "__module__", "") == beside.get("__name__"):
-                waiting.append(source_of(found))
-                yield waiting[-1]

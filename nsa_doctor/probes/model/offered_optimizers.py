@@ -4,7 +4,6 @@ import ast
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from nsa_doctor.probes.model.given_settings import MODELS, value_of
 from nsa_doctor.probes.model.identity import loaded_files
 from nsa_doctor.probes.model.idle_initialisers import line_of
 from nsa_doctor.probes.model.optimizer_answers import is_optimizer
+from nsa_doctor.probes.model.outward_calls import source_of, sources_within_call
 
 _DOING = r"(make|build|create|get|configure|config|set|set_?up|setup|init|initialize|prepare|group|add|define)"
 _GROUPS = r"(param|params|parameter|parameters)_?groups?"
@@ -96,7 +96,7 @@ def _methods(path: str, part: nn.Module, frames: FrameFilter) -> Iterator[Builde
         code = getattr(function, "__code__", None)
         if not isinstance(code, CodeType) or frames.rank_of(code) != _OWN or (is_property and not is_builder):
             continue
-        text = _source(function)
+        text = source_of(function)
         if _is_harmless(function, text):
             yield Builder(
                 path=path,
@@ -126,7 +126,7 @@ def _attributes(path: str, part: nn.Module) -> Iterator[Builder]:
                 path=path,
                 name=name,
                 line=line,
-                text=_source(type(part).__init__),
+                text=source_of(type(part).__init__),
                 call=lambda holder, name=name: vars(holder)[name],
                 is_attribute=True,
             )
@@ -144,7 +144,7 @@ def _functions(root: nn.Module, packages: tuple[str, ...], frames: FrameFilter) 
             if code is None or code in seen or not _NAME.fullmatch(name) or frames.rank_of(code) != _OWN:
                 continue
             seen.add(code)
-            if _takes(function, root) and _is_harmless(function, text := _source(function)):
+            if _takes(function, root) and _is_harmless(function, text := source_of(function)):
                 yield Builder(
                     path="",
                     name=name,
@@ -187,23 +187,4 @@ def _is_harmless(function: Callable[..., Any], text: str) -> bool:
     """Whether its source can be read, and by it reaches for nothing outside."""
     if not text or inspect.iscoroutinefunction(function):
         return False
-    return not any(_REACHING_OUT.search(each) for each in (text, *_called_beside(function, text)))
-
-
-def _called_beside(function: Callable[..., Any], text: str) -> Iterator[str]:
-    """The sources of functions and classes beside it that it names, and of those that these name."""
-    beside = getattr(inspect.unwrap(function), "__globals__", {})
-    waiting, seen = [text], set[str]()
-    while waiting:
-        for name in set(re.findall(r"\w+", waiting.pop())) - seen:
-            seen.add(name)
-            found: Any = beside.get(name)
-            is_own = inspect.isroutine(found) or inspect.isclass(found)
-            if is_own and getattr(found, "__module__", "") == beside.get("__name__"):
-                waiting.append(_source(found))
-                yield waiting[-1]
-
-
-def _source(function: Callable[..., Any]) -> str:
-    text = attempt(lambda: textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-    return "" if isinstance(text, Caught) else text
+    return not any(_REACHING_OUT.search(each) for each in sources_within_call(function))

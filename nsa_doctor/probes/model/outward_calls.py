@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nsa_doctor.core.errors import Caught, attempt
@@ -17,8 +18,23 @@ _OUTSIDE = re.compile(
 
 def source_of(value: Any) -> str:
     """Of a function or a class; empty where it cannot be read."""
-    text = attempt(lambda: textwrap.dedent(inspect.getsource(value)))
+    text = attempt(lambda: textwrap.dedent(inspect.getsource(inspect.unwrap(value))))
     return "" if isinstance(text, Caught) else text
+
+
+def sources_within_call(function: Callable[..., Any]) -> Iterator[str]:
+    """That of the function, of the functions and classes of its file that it names, and of those that these name."""
+    beside = getattr(inspect.unwrap(function), "__globals__", {})
+    waiting, seen = [source_of(function)], set[str]()
+    yield waiting[0]
+    while waiting:
+        for name in set(re.findall(r"\w+", waiting.pop())) - seen:
+            seen.add(name)
+            found: Any = beside.get(name)
+            is_own = inspect.isroutine(found) or inspect.isclass(found)
+            if is_own and getattr(found, "__module__", "") == beside.get("__name__"):
+                waiting.append(source_of(found))
+                yield waiting[-1]
 
 
 def reaches_out(text: str) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.outward_calls import reaches_out, source_of
+from nsa_doctor.probes.model.outward_calls import reaches_out, sources_within_call
 from nsa_doctor.probes.model.own_functions import OwnFunction, own_functions
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.numerics.known_helpers import HELPERS, Asking, Helper
@@ -46,7 +46,7 @@ def departure(each: OwnFunction, helper: Helper) -> str:
     order = names[1::-1] + names[2:] if is_turned else names
     if len(names) < len(helper.takes) or not all(map(re.search, helper.takes, order)):
         return ""
-    if any(map(_is_another, parameters)) or reaches_out(source_of(each.function)):
+    if any(map(_is_another, parameters)) or any(map(reaches_out, sources_within_call(each.function))):
         return ""
     texts = []
     for asking in helper.ask(order):
