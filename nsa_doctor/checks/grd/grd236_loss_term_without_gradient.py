@@ -34,10 +34,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         return
     asked, each = seen
     if isinstance(each, AddedWeight):
-        said = (
-            f"{each.name}, the number {each.value:g}: as the weight of a term, by which it is multiplied, it would do "
-        )
-        said, place = f"{said}something", each.place
+        said, place = f"{each.name}, the number {each.value:g}: ", each.place
+        said += "as the weight of a term, by which it is multiplied, it would do something"
     else:
         said, place = f"a term of {each.value:.2g} that has no gradient: the way back ends here, ", each.cut
         said += f"and it is added at {each.added.short_line}"
