@@ -30,6 +30,7 @@ Ways = Callable[[BuiltModule], Iterator[Asking]]
 _LENGTH, _ROWS = 37, 3
 _ANOTHER_SEED = 31337
 _LOUDER = 4.0
+_NOISES = 30.0  # times what another rounding of the cotangent makes: terms that cancel leave rounding alone
 
 
 def first_departing(subject: Subject, code: str, ways: Ways, *, is_confirmed: bool = False) -> Iterator[Finding]:
@@ -75,12 +76,26 @@ class _Bench:
         if expected is None or result is None:
             return None
         expected, eps = expected.times(asking.loudness), self._eps * asking.rounding
-        names = differing(result, expected, eps)
+        names = self._differing(asking, result, expected)
         if not names or (asking.loudness != 1 and self._is_clipped(asking, result, eps)):
             return None
         if asking.trains and any(not bool(expected.parameters[name].any()) for name in names):
             return None  # eval() passes it no gradient on: a choice, whose gradient is estimated where it is trained
         return result, expected
+
+    def _differing(self, asking: Asking, result: Gradients, expected: Gradients) -> list[str]:
+        """The parameters whose gradients differ by more than rounding makes of their size and of their terms."""
+        names = differing(result, expected, self._eps * asking.rounding)
+        if not names or not are_finite(result):
+            return names
+        generator = torch.Generator().manual_seed(_ANOTHER_SEED)
+        drawn = torch.randn(self.cotangent.shape, generator=generator, dtype=torch.float64)
+        rounded = self.cotangent * (1 + self._eps * asking.rounding * drawn)
+        moved = gradients(self.built, self.x, asking.like(rounded), _plainly(asking))
+        if moved is None:
+            return names
+        noise = {name: _apart(each, expected, name) for name, each in moved.times(asking.loudness).parameters.items()}
+        return [name for name in names if not _apart(result.parameters[name], expected, name) <= _NOISES * noise[name]]
 
     def _is_clipped(self, asking: Asking, result: Gradients, eps: float) -> bool:
         """Whether still larger cotangents do not give gradients that are larger in proportion: they are clipped."""
@@ -102,7 +117,7 @@ class _Bench:
     def finding(self, code: str, asking: Asking, result: Gradients, expected: Gradients) -> Finding:
         """What differs, and the module or the hand-written backward that is handed right gradients alone."""
         eps, length, subject = self._eps * asking.rounding, self.x.shape[1], self.built.subject
-        names = differing(result, expected, eps)
+        names = self._differing(asking, result, expected)
         ways = (partial(gradients, self.built, self.x, self.cotangent, each) for each in (asking, _plainly(asking)))
         with unobserved():
             place = gradient_place(self.built, result, expected, eps, ways)
@@ -118,6 +133,10 @@ class _Bench:
             },
             repro=command_for(subject, code),
         )
+
+
+def _apart(value: Tensor, expected: Gradients, name: str) -> float:
+    return float((value.double() - expected.parameters[name].double()).norm())
 
 
 def _plainly(asking: Asking) -> Asking:

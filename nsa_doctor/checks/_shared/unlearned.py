@@ -13,7 +13,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.detached_params import PathWatch
 from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.gradients.roundings import Roundings
-from nsa_doctor.probes.gradients.stuck import freed_together, is_zero
+from nsa_doctor.probes.gradients.stuck import freed_together, is_zero, with_zeros_filled
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors, holders, roots_of
 from nsa_doctor.probes.internal import part_at
@@ -147,7 +147,7 @@ def _flat(sp: BuiltModule, length: int, zero: list[tuple[str, nn.Parameter]]) ->
     if not zero:
         return []
     x = sp.input(length)
-    stuck = freed_together(sp, x, zero)
+    stuck = _stuck(sp, x, zero)
     _, watch = watched_pass(sp, x, [])
     if stuck:
         reason = f"zero like the values, still after {NUM_STEPS} steps; moved off zero together they get another"
@@ -160,6 +160,15 @@ def _flat(sp: BuiltModule, length: int, zero: list[tuple[str, nn.Parameter]]) ->
             reason = f"zero in {NUM_STEPS} steps on other batches, while other values there change the output"
             found.append(Unlearned((name,), place if place.file else watch.place_of(parameter), reason))
     return _by_line(found, sp.module) or _by_line(list(_behind_zero(sp, x, zero)), sp.module)
+
+
+def _stuck(sp: BuiltModule, x: Tensor, zero: list[tuple[str, nn.Parameter]]) -> list[str]:
+    """Those that hold each other at zero, and do too where parts that are given zeros alone are given numbers."""
+    if not freed_together(sp, x, zero):
+        return []
+    with with_zeros_filled(sp):
+        comparable_pass(sp, x)
+        return freed_together(sp, x, [(name, p) for name, p in zero if p.grad is not None and is_zero(p.grad)])
 
 
 def _rounded(

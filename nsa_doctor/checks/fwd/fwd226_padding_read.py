@@ -59,8 +59,9 @@ def run(subject: Subject) -> Iterator[Finding]:
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here
             served = attempt(row.where_finite)
             row = served if isinstance(served, PaddedRow) else row
-            is_length = is_left and attempt(row.is_mask_counted) is True  # of a row's tokens, which stand first
-            fault = None if is_length else fault_of(row.sp, row)
+            # As a length, or where no part mixes tokens by it, it is meant for padding behind a row's tokens.
+            is_right_alone = is_left and True in (attempt(row.is_mask_counted), attempt(row.is_mask_for_the_end))
+            fault = None if is_right_alone else fault_of(row.sp, row)
         if fault is not None:
             message, place = fault
             yield Finding(

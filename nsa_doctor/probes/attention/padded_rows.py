@@ -130,6 +130,32 @@ class PaddedRow:
         mirrored = self._masked(0, keep=keep.flip(1))
         return torch.equal(self._masked(0), mirrored) and not self.is_mask_lost()
 
+    def is_mask_for_the_end(self) -> bool:
+        """Whether no part gives any token something else by the mask, which then says what is pooled and no more.
+
+        A part that reads what is before a token is right for padding behind its row, and knows none in front of it.
+        """
+        plain, masked = (self._given_by_parts(keep) for keep in (torch.ones_like(self._keep), self._keep))
+        return bool(plain) and len(plain) == len(masked) and all(map(torch.equal, plain, masked))
+
+    def _given_by_parts(self, keep: Tensor) -> list[Tensor]:
+        """What each call of a part gives for tokens [2, S, ...], under this mask."""
+        answers: list[Tensor] = []
+
+        def note(_part: nn.Module, _given: object, answer: object) -> None:
+            first = answer[0] if isinstance(answer, tuple) and answer else answer
+            if isinstance(first, Tensor) and first.shape[:2] == (_ROWS, self.length):
+                answers.append(first.detach().clone())
+
+        parts = (part for path, part in self.sp.module.named_modules() if path)
+        handles = [part.register_forward_hook(note) for part in parts]
+        try:
+            self._masked(0, keep=keep)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return answers
+
     def _masked(self, padding: int, rows: slice = slice(None), keep: Tensor | None = None) -> Tensor:
         return self._under(self._filled(padding)[rows], (self._keep if keep is None else keep)[rows])
 

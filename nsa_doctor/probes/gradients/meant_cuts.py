@@ -70,17 +70,36 @@ def meant_cuts(built: BuiltModule) -> list[MeantCut]:
 
 
 def rest_agrees(make: Callable[[int], DerivativeProbe], length: int, cuts: Iterable[MeantCut]) -> bool:
-    """Whether the gradient is the derivative where these lines detach nothing."""
-    with attached([each.place for each in cuts]):
-        agreement = attempt(lambda: make(length).agreement(_SEEDS))
-    return not isinstance(agreement, Caught) and agreement is Agreement.AGREES
+    """Whether the gradient is the derivative where these lines detach nothing, or the same at every call.
+
+    What is detached may be used without gradients behind that, as coordinates are by a search for neighbours.
+    """
+    places = [each.place for each in cuts]
+    for cuts_nothing in (attached(places), _held(make(length).built.module, places)):
+        with cuts_nothing:
+            agreement = attempt(lambda: make(length).agreement(_SEEDS))
+        if not isinstance(agreement, Caught) and agreement is Agreement.AGREES:
+            return True
+    return False
 
 
 @contextmanager
 def attached(places: Iterable[Place]) -> Iterator[None]:
     """Detaching on these lines leaves the gradient as it is, until the region ends."""
-    with _Attached(places):
+    with _AtLines(places):
         yield
+
+
+@contextmanager
+def _held(module: nn.Module, places: Iterable[Place]) -> Iterator[None]:
+    """Each call of the module detaches on these lines what its first call detached there, until the region ends."""
+    holding = _Holding(places)
+    handle = module.register_forward_pre_hook(lambda *_: holding.begin())
+    try:
+        with holding:
+            yield
+    finally:
+        handle.remove()
 
 
 @dataclass
@@ -132,8 +151,8 @@ class _Watching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Attached(TorchFunctionMode):
-    """Detaching on some lines leaves the gradient as it is; the base class is torch's."""
+class _AtLines(TorchFunctionMode):
+    """What is detached on some lines goes through `instead`; the base class is torch's."""
 
     def __init__(self, places: Iterable[Place]) -> None:
         super().__init__()
@@ -143,17 +162,42 @@ class _Attached(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one call, unless it detaches on one of the lines."""
-        if args and isinstance(args[0], Tensor) and _named(func) in _DETACHING and self._is_called_there():
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        line = self._line() if args and isinstance(args[0], Tensor) and _named(func) in _DETACHING else None
+        return func(*args, **(kwargs or {})) if line is None else self.instead(args[0], line)
 
-    def _is_called_there(self) -> bool:
+    def instead(self, tensor: Tensor, line: tuple[str, int]) -> Tensor:
+        """What the line is given for this tensor without its gradient: as it is, with it."""
+        return tensor
+
+    def _line(self) -> tuple[str, int] | None:
+        """Which of the lines it is called on."""
         frame: FrameType | None = frame_above(2)
         while frame is not None:
-            if (frame.f_code.co_filename, frame.f_lineno) in self._lines:
-                return True
+            line = frame.f_code.co_filename, frame.f_lineno
+            if line in self._lines:
+                return line
             frame = frame.f_back
-        return False
+        return None
+
+
+class _Holding(_AtLines):
+    """What the lines detached in the first of several passes, in all of them."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        super().__init__(places)
+        self._kept: dict[tuple[tuple[str, int], int], Tensor] = {}
+        self._number = 0
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._number = 0
+
+    def instead(self, tensor: Tensor, line: tuple[str, int]) -> Tensor:
+        """What was detached there in the first pass."""
+        key = line, self._number
+        self._number += 1
+        kept = self._kept.setdefault(key, tensor.detach().clone())
+        return kept.clone() if kept.shape == tensor.shape else tensor.detach()
 
 
 def _is_said(file: str, line: int) -> bool:

@@ -11,6 +11,8 @@ from torch import Tensor
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.draws import Generators
+from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.tensors.widened import Widened
 
@@ -26,16 +28,20 @@ class Roundings:
         """Of parameters with a gradient from a pass on x, those whose gradient is rounding: what it is, in words.
 
         What rounding leaves is in proportion to eps, what a derivative is does not depend on it: they are separated
-        half way, in orders of magnitude. There are none where the subject does not run in both precisions.
+        half way, in orders of magnitude. There are none where the subject does not run in both precisions. What is
+        drawn in one precision is not what is in the other: exactly zero may then be a branch that is dropped there.
         """
         own = _sizes(self.sp, names)
         try:
             twin = self._alike()
+            seed_everything(self.sp.subject.seed)
+            generators = Generators()
             with Widened() if twin.dtype == "float64" else nullcontext():
                 forward_backward(twin, x.to(getattr(torch, twin.dtype)) if x.is_floating_point() else x)
         except SubjectFailedError:
             return {}
-        other = _sizes(twin, own)
+        is_drawn = bool(generators.drawn_from())
+        other = {name: size for name, size in _sizes(twin, own).items() if size or not is_drawn}
         shrinks = math.sqrt(_eps(twin) / _eps(self.sp))
         return {
             name: f"{size:.1g} in {self.sp.dtype}, {other[name]:.1g} in {twin.dtype}"

@@ -1,11 +1,13 @@
 """Parameters that start at zero and hold each other's gradient at zero."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.probes.gradients.influence import Influence
+from nsa_doctor.probes.internal import tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 
@@ -32,6 +34,32 @@ def freed_together(sp: BuiltModule, x: Tensor, candidates: Sequence[tuple[str, n
         for _, parameter in zero:
             parameter.zero_()
     return found
+
+
+@contextmanager
+def with_zeros_filled(sp: BuiltModule) -> Iterator[None]:
+    """Parts that are given nothing but zeros, as what is left out comes to, are given numbers until the region ends.
+
+    Zeros that parameters make are no such.
+    """
+    generator = torch.Generator().manual_seed(sp.subject.seed)
+
+    def filled(leaf: object) -> object:
+        is_given = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() and not leaf.requires_grad
+        if not isinstance(leaf, Tensor) or not is_given or not is_zero(leaf):
+            return leaf
+        return leaf + torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
+
+    def fill(_part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        return tree_map(filled, (args, kwargs))
+
+    parts = (part for path, part in sp.module.named_modules() if path)
+    handles = [part.register_forward_pre_hook(fill, with_kwargs=True) for part in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def is_zero(values: Tensor) -> bool:
