@@ -13,6 +13,7 @@ from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
 from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.numerics.autocast_regions import autocast_to
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.earlier_calls import Symptom, differs_by
 from nsa_doctor.subject.contract import Subject
@@ -33,7 +34,7 @@ class _Way:
         """Make these calls; whether all of them went well."""
         device = torch.device(history.built.subject.device).type
         outcomes = [history.step(call) for call in self.before]
-        with torch.autocast(device, dtype=_HALF, enabled=is_autocast):
+        with autocast_to(_HALF, device, enabled=is_autocast):
             outcomes.append(history.step(Call(mode="no_grad", length=self.length, batch=1)))
         return all(each is not None and not each.raised and not each.nonfinite for each in outcomes)
 

@@ -13,8 +13,12 @@ from typing import Any
 from torch import nn
 
 from nsa_doctor.checks._shared.settings_given import is_said_to_be_meant
+from nsa_doctor.checks._shared.unread_parameters import unread_parameters
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.own_functions import own_functions
 
+_OF_MODULES = ("__init__", "forward", "__call__", "extra_repr")
 _OF_TENSORS = frozenset({"torch", "F", "np", "numpy", "math", "einops", "itertools"})  # whose functions take no others'
 
 
@@ -28,18 +32,29 @@ class LostArgument:
     what: str
 
 
-def lost_arguments(whole: nn.Module) -> Iterator[LostArgument]:
-    """Of the methods of all its parts, torch's own apart; each once."""
+def lost_arguments(sp: BuiltModule) -> Iterator[LostArgument]:
+    """Of the methods of all its parts, torch's own apart, and of the functions within reach; each once."""
     seen: set[CodeType] = set()
-    for part in whole.modules():
+    for part in sp.module.modules():
         for function in _functions(part):
             code = function.__code__
             tree = None if code in seen else _tree(code)
             seen.add(code)
             if tree is None:
                 continue
-            for node, what in (*_keywords_left_behind(tree), *_handed_anothers(tree, type(part))):
+            lost = [*_keywords_left_behind(tree), *_handed_anothers(tree, type(part))]
+            if tree.name not in _OF_MODULES:  # what those take and leave alone is asked for by other checks
+                lost += unread_parameters(tree, function, type(part))
+            for node, what in lost:
                 yield LostArgument(part, code, code.co_firstlineno + node.lineno - 1, what)
+    for each in own_functions(sp, lambda _name: True):
+        function = inspect.unwrap(each.function)
+        if not isinstance(function, FunctionType) or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        tree = _tree(function.__code__)
+        for node, what in unread_parameters(tree, function, None) if tree is not None else ():
+            yield LostArgument(sp.module, function.__code__, function.__code__.co_firstlineno + node.lineno - 1, what)
 
 
 def _functions(part: nn.Module) -> Iterator[FunctionType]:

@@ -11,6 +11,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.numerics.autocast_regions import autocast_to
 from nsa_doctor.probes.numerics.position_collisions import Merging, first_merging
 from nsa_doctor.probes.numerics.rounded_choices import first_rounded_choice
 from nsa_doctor.subject.contract import Subject
@@ -64,7 +65,7 @@ def _ways(subject: Subject) -> Iterator[tuple[str, Subject, str]]:
     device = torch.device(subject.device).type
 
     def under_autocast(module: nn.Module, x: Tensor) -> Tensor:
-        with torch.autocast(device, dtype=_HALF):
+        with autocast_to(_HALF, device):
             output: Tensor = subject.forward(module, x)
             return output
 

@@ -1,7 +1,8 @@
 """FWD242 argument-not-handed-on
 
 Detects: a method, or a function put in its place, that hands all of its positional arguments on and none of the named
-    ones, which nothing reads; a constructor that hands one of its settings on twice, the second time under the name of
+    ones, which nothing reads; a function that takes settings which nothing in it reads, and calls another that takes
+    them under the same names; a constructor that hands one of its settings on twice, the second time under the name of
     another setting, which has no use.
 Matters: a state, a mask or a size that the caller gives by name comes to nothing, and no error says so.
 Fix: hand the named arguments on too; hand each setting on under its own name.
@@ -32,8 +33,9 @@ from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    module = built(subject).module
-    for lost in lost_arguments(module):
+    sp = built(subject)
+    module = sp.module
+    for lost in lost_arguments(sp):
         path = next(name for name, part in module.named_modules() if part is lost.module)
         place = Place(
             module=path,

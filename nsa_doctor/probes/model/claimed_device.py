@@ -141,7 +141,10 @@ class _Functions(TorchFunctionMode):
         assert call.wanted is not None
         keys = {memory_key(each) for each in tensors_in(call.args, call.kwargs)}
         if memory_key(result) in keys:
-            if self._ledger.of(result).device in (None, call.wanted):
+            known = self._ledger.of(result)
+            if known.device in (None, call.wanted):
+                if known.made is not None and not known.is_asked_for and call.wanted != self._device:
+                    self._ledger.write(result, self._ledger.made_here(call.wanted, is_asked_for=True))
                 return result
             result = result.clone()
         source = call.args[0] if call.args else None
