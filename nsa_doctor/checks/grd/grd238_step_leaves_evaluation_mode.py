@@ -91,7 +91,8 @@ def planted(subject: Subject) -> Subject:
 
         def forward(self, x: Tensor) -> Tensor:
             output: Tensor = subject.forward(self.inner, x)
-            return self.dropout(output) if bool(self.size() >= 0) else output
+            dropped: Tensor = self.dropout(output)
+            return dropped if bool(self.size() >= 0) else output
 
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         optimizer.zero_grad()

@@ -4,12 +4,14 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 from torch import nn
 
 from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.internal import part_at
@@ -28,14 +30,18 @@ class LeftInEvaluation:
 
 
 def left_in_evaluation(sp: BuiltModule, calls: Sequence[Callable[[], Any]]) -> LeftInEvaluation | None:
-    """The parts that the first call runs in training mode and the second no longer does."""
+    """The parts that the first call runs in training mode and the second no longer does.
+
+    All that the second does not, where the module itself is put into evaluation mode on the way.
+    """
     modes = _Modes(sp)
     for call in calls:
         with modes.watching():
             call()
     first, second = modes.seen[0], modes.seen[1]
-    paths = tuple(path for path, trained in first.items() if trained and second.get(path) is False)
-    paths = tuple(path for path in paths if _depends_on_mode(part_at(sp.module, path)))
+    is_whole = first.get("", False) and second.get("") is False
+    left = (path for path, trained in first.items() if (trained or is_whole) and second.get(path) is False)
+    paths = tuple(path for path in left if _depends_on_mode(part_at(sp.module, path)))
     if not paths:
         return None
     place = next((modes.switched[path] for path in paths if path in modes.switched), definition_place(sp.module))
@@ -63,8 +69,8 @@ class _Modes:
             modes.setdefault(names[id(part)], part.training)
 
         def switching(part: nn.Module, mode: bool = True) -> nn.Module:
-            place, is_own = places.here()
-            if not mode and is_own and id(part) in names:
+            place = None if mode or id(part) not in names else _asking(places)
+            if place is not None:
                 self.switched.setdefault(names[id(part)], place)
             return train(part, mode)
 
@@ -75,6 +81,18 @@ class _Modes:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _asking(places: Places) -> Place | None:
+    """The line that asks for a mode, outside of the methods by which modules hand it on to their parts."""
+    frame: FrameType | None = frame_above(1)
+    while frame is not None and (frame.f_code.co_name == "switching" or _hands_on(frame)):
+        frame = frame.f_back
+    return None if frame is None else places.of_frame(frame)
+
+
+def _hands_on(frame: FrameType) -> bool:
+    return frame.f_code.co_name in ("train", "eval") and isinstance(frame.f_locals.get("self"), nn.Module)
 
 
 def _depends_on_mode(part: nn.Module) -> bool:

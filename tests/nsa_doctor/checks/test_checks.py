@@ -228,7 +228,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD263": with_projections,
     "GRD214": with_a_loop,
     "GRD231": with_an_optimizer,
-    **dict.fromkeys(("GRD228", "GRD229", "GRD230", "GRD233", "GRD235", "GRD236"), with_a_loss_of_targets),
+    **dict.fromkeys(("GRD228", "GRD229", "GRD230", "GRD233", "GRD235", "GRD236", "GRD239"), with_a_loss_of_targets),
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,
     "GRD217": with_a_loop,
