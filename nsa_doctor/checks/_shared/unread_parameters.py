@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -16,38 +16,53 @@ def unread_parameters(
 ) -> Iterator[tuple[ast.Call, str]]:
     """A call that leaves out what its function is given under that name; `holder` is the class of a method.
 
-    Where several calls could take it, or nothing is called that does, the function may have another use for it.
+    Of settings, which have a number, a flag or a word for a default: None stands for what others of an interface take.
+    Where several functions are called that could take it, the function may have another use for it.
     """
-    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    if read & _READING_ALL:
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
+    unread = _settings(function) - used
+    if used & _READING_ALL or not unread or _is_one_of_several(function):
         return
-    taken = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
-    unread = [each.arg for each in taken if each.arg not in read and not each.arg.startswith("_")]
-    unread = [name for name in unread if name not in ("self", "cls")]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if unread else []
-    leaving = [(call, names) for call in calls if (names := _left_out(call, unread, function, holder))]
+    leaving: dict[FunctionType, list[tuple[ast.Call, list[str]]]] = {}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        callee = _resolved(call.func, function, holder)
+        if isinstance(callee, FunctionType) and callee is not function and (names := _left_out(call, unread, callee)):
+            leaving.setdefault(callee, []).append((call, names))
     if len(leaving) == 1:
-        call, names = leaving[0]
-        shown = " and ".join(names)
-        yield call, f"`{ast.unparse(call)}` is not given {shown}, which {tree.name} takes and nothing reads"
+        call, names = next(iter(leaving.values()))[0]
+        left = " and ".join(names)
+        yield call, f"`{ast.unparse(call)}` is not given {left}, which {tree.name} takes and nothing reads"
 
 
-def _left_out(call: ast.Call, unread: list[str], function: FunctionType, holder: type | None) -> list[str]:
+def _settings(function: FunctionType) -> set[str]:
+    """The parameters that have a default other than None."""
+    parameters = _parameters(function)
+    plain = (name for name, each in parameters.items() if isinstance(each.default, (bool, int, float, str)))
+    return {name for name in plain if not name.startswith("_")}
+
+
+def _parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
+    signature = attempt(lambda: inspect.signature(function))
+    return {} if isinstance(signature, Caught) else signature.parameters
+
+
+def _is_one_of_several(function: FunctionType) -> bool:
+    """Whether others beside it, at least two, take the same: an interface, of which each uses what it can."""
+    names = list(_parameters(function))
+    others = (each for each in list(function.__globals__.values()) if isinstance(each, FunctionType))
+    return sum(list(_parameters(each)) == names for each in others if each.__module__ == function.__module__) > 2
+
+
+def _left_out(call: ast.Call, unread: set[str], callee: FunctionType) -> list[str]:
     """Which of these the callee takes, with a default, and is not given."""
-    callee = _resolved(call.func, function, holder)
-    if not isinstance(callee, FunctionType) or callee.__code__ is function.__code__:
-        return []
     if any(each.arg is None for each in call.keywords) or any(isinstance(each, ast.Starred) for each in call.args):
         return []
-    signature = attempt(lambda: inspect.signature(callee))
-    if isinstance(signature, Caught):
-        return []
-    parameters = list(signature.parameters.values())
-    has_self = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
-    bound = {each.name for each in parameters[has_self:][: len(call.args)]}
-    bound |= {each.arg for each in call.keywords if each.arg}
-    with_default = {each.name for each in parameters if each.default is not each.empty}
-    return [name for name in unread if name in with_default - bound]
+    parameters = _parameters(callee)
+    names = list(parameters)
+    has_self = isinstance(call.func, ast.Attribute) and names[:1] == ["self"]
+    bound = {*names[has_self:][: len(call.args)], *(each.arg for each in call.keywords)}
+    empty = inspect.Parameter.empty
+    return [name for name in names if name in unread - bound and parameters[name].default is not empty]
 
 
 def _resolved(callee: ast.expr, function: FunctionType, holder: type | None) -> Any:
@@ -58,10 +73,7 @@ def _resolved(callee: ast.expr, function: FunctionType, holder: type | None) -> 
         callee = callee.value
     if not isinstance(callee, ast.Name):
         return None
-    if callee.id == "self" and holder is not None:
-        value: Any = holder
-    else:
-        value = function.__globals__.get(callee.id)
+    value: Any = holder if callee.id == "self" and holder is not None else function.__globals__.get(callee.id)
     for name in names:
         value = inspect.getattr_static(value, name, None)
-    return value
+    return value.__func__ if isinstance(value, staticmethod) else value

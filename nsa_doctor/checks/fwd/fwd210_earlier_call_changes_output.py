@@ -73,8 +73,9 @@ def _is_of_conversion(sp: BuiltModule, seen: Seen, steps: Sequence[Step]) -> boo
     """
     if sp.dtype == sp.subject.dtype or seen.symptom.kind not in ("output", "gradient"):
         return False
-    eps = torch.finfo(getattr(torch, sp.subject.dtype)).eps
-    looks = ((sp.dtype, eps), (sp.subject.dtype, eps / _LEAST))
+    dtype = getattr(torch, sp.subject.dtype)
+    eps = torch.finfo(dtype).eps
+    looks = ((sp.dtype, eps), (sp.subject.dtype, eps / _LEAST if dtype.itemsize > 2 else 0.0))
     return all(
         first_seen(Replays(sp.subject, dtype, "eval").fresh(), steps, differs_by(each)) is None for dtype, each in looks
     )

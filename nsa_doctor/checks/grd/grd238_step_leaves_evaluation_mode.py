@@ -1,7 +1,8 @@
 """GRD238 step-leaves-evaluation-mode
 
 Detects: a training step, or a forward in training mode, that calls `eval()` on the way, so that parts which run in
-training mode in the first step run in evaluation mode in the next.
+training mode in the first step run in evaluation mode from the next on. Norms that a line freezes, and parts whose
+parameters are frozen, are left alone.
 Matters: from the second step on nothing is dropped out and batches are normalised by running statistics: the model is
 trained as if it had neither, and only the first step of an epoch shows it as it was built.
 Fix: take `eval()` out of what a step calls, or give back the mode that the module had.
@@ -49,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             x = sp.input(min(_LENGTH, subject.max_length), rows)
             call = call_of(sp, x)
             with unobserved():
-                found = attempt(lambda sp=sp, call=call: left_in_evaluation(sp, (call, call)))
+                found = attempt(lambda sp=sp, call=call: left_in_evaluation(sp, call))
             if isinstance(found, Caught):
                 continue
             served = True

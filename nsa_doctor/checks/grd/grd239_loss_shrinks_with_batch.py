@@ -1,7 +1,7 @@
 """GRD239 loss-shrinks-with-batch
 
-Detects: a loss that is half as large where every row stands twice in the batch: a mean that is divided by the number of
-rows, or of micro-batches or tokens, once more. The mean of rows stays as it is, and their sum is twice as large.
+Detects: a loss whose gradient is half as large where every row stands twice in the batch: a mean that is divided by the
+number of rows, or of tokens, once more. That of a mean stays as it is, and that of a sum is twice as large.
 Matters: loss and gradients shrink with the batch, so that a larger one trains at a lower rate; runs of several batch
 sizes, and losses that are added up, cannot be compared.
 Fix: divide once: `reduction="sum"` where the line divides by the batch itself, or no division at all.
@@ -15,7 +15,6 @@ Example:
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,24 +25,23 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.divided_losses import Halved, halved_by_rows
+from nsa_doctor.probes.behaviour.divided_losses import Halved, halved_by_rows, of_loss, of_step
 from nsa_doctor.probes.behaviour.loss_calls import Batch, loss_calls
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
-from nsa_doctor.probes.model.state import seed_everything
+from nsa_doctor.probes.model.stepping import step
 from nsa_doctor.probes.model.training import new_optimizer
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS = 17, (3, 5)
-_Call = Callable[[], Any]
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     was_served = False
-    for name, call_with in _losses(subject):
+    for name, seen_with in _losses(subject):
         with unobserved():
-            found = attempt(lambda call_with=call_with: [halved_by_rows(*call_with(rows)) for rows in _ROWS])
+            found = attempt(lambda seen_with=seen_with: [seen_with(rows) for rows in _ROWS])
         if isinstance(found, Caught):
             continue
         was_served = True
@@ -51,8 +49,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         if len(halved) == len(_ROWS):
             first = halved[0]
             yield Finding(
-                message=f"the loss of {name} is {first.plain:.4g} of {_ROWS[0]} rows and {first.doubled:.4g} of each "
-                "twice: it is divided by their number once more than a mean is",
+                message=f"the gradient of {name} is {first.plain:.4g} of {_ROWS[0]} rows and {first.doubled:.4g} of the same "
+                "twice: the loss is divided by their number once more than a mean is",
                 where=in_subject(first.place, first.sp.module),
                 evidence={"loss": name, "num_rows": _ROWS[0]},
                 repro=command_for(subject, "GRD239"),
@@ -62,8 +60,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError("it offers no training step and no loss that could be asked for")
 
 
-def _losses(subject: Subject) -> Iterator[tuple[str, Callable[[int], tuple[BuiltModule, _Call, _Call]]]]:
-    """A loss by name, and what makes a module of so many rows, and the calls with these and with each of them twice."""
+def _losses(subject: Subject) -> Iterator[tuple[str, Callable[[int], Halved | None]]]:
+    """A loss by name, and what is seen of it with so many rows."""
     length = min(_LENGTH, subject.max_length)
     for seam in SEAMS:
         if subject.offers(seam):
@@ -73,35 +71,29 @@ def _losses(subject: Subject) -> Iterator[tuple[str, Callable[[int], tuple[Built
         yield f"{call.name}({', '.join(call.takes.values())})", lambda rows, at=number: _of_call(sp, at, rows, length)
 
 
-def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> tuple[BuiltModule, _Call, _Call]:
+def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> Halved | None:
     """In eval(), which draws nothing, where the seam does not switch that itself."""
     sp = built(subject, mode="eval")
     x = sp.input(length, rows)
-    loss, step = subject.loss, subject.train_step
-    optimizer = new_optimizer(sp.module, 0.0)
-
-    def call(given: Tensor) -> Any:
-        seed_everything(subject.seed)
-        if seam == "loss":
-            assert loss is not None
-            return loss(sp.module, given.clone())
-        assert step is not None
-        return step(sp.module, optimizer, given.clone())
-
-    return sp, lambda: call(x), lambda: call(torch.cat((x, x)))
+    if seam == "train_step":
+        optimizer = new_optimizer(sp.module, 0.0)
+        return halved_by_rows(sp, rows, lambda given: of_step(step(sp, optimizer, given)), x, torch.cat((x, x)))
+    loss = subject.loss
+    assert loss is not None
+    return halved_by_rows(sp, rows, lambda given: of_loss(sp, loss(sp.module, given.clone())), x, torch.cat((x, x)))
 
 
-def _of_call(sp: BuiltModule, number: int, rows: int, length: int) -> tuple[BuiltModule, _Call, _Call]:
-    call = calls_of_losses(sp)[number]
+def _of_call(sp: BuiltModule, at: int, rows: int, length: int) -> Halved | None:
+    call = calls_of_losses(sp)[at]
     x = sp.input(length, rows)
     batch = Batch(x=x, lengths=torch.full((rows,), length, device=x.device))
     asked = next(each for made, each in loss_calls(sp, batch) if made.name == call.name and made.takes == call.takes)
-    twice = torch.arange(rows, device=x.device).repeat(2)
-    return sp, lambda: call(sp, asked), lambda: call(sp, asked.rows(twice))
+    twice = asked.rows(torch.arange(rows, device=x.device).repeat(2))
+    return halved_by_rows(sp, rows, lambda given: of_loss(sp, call(sp, given)), asked, twice)
 
 
 def planted(subject: Subject) -> Subject:
-    def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    def divided(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         optimizer.zero_grad()
         output: Tensor = subject.forward(module, x)
         loss = mse_loss(output, output.detach() + 1) / len(x)
@@ -109,7 +101,7 @@ def planted(subject: Subject) -> Subject:
         optimizer.step()
         return loss.detach()
 
-    return replace(subject, train_step=step)
+    return replace(subject, train_step=divided)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "FWD203"), unless=("stochastic",))

@@ -135,26 +135,29 @@ class PaddedRow:
 
         A part that reads what is before a token is right for padding behind its row, and knows none in front of it.
         """
-        plain, masked = (self._given_by_parts(keep) for keep in (torch.ones_like(self._keep), self._keep))
-        return bool(plain) and len(plain) == len(masked) and all(map(torch.equal, plain, masked))
+        (plain, given), (masked, _) = (self._given_by_parts(each) for each in (torch.ones_like(self._keep), self._keep))
+        is_pooled = given is not None and self.length not in given.shape[1:]
+        return is_pooled and bool(plain) and len(plain) == len(masked) and all(map(torch.equal, plain, masked))
 
-    def _given_by_parts(self, keep: Tensor) -> list[Tensor]:
-        """What each call of a part gives for tokens [2, S, ...], under this mask."""
+    def _given_by_parts(self, keep: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """What each call of a part gives for tokens, under this mask, in whatever order of axes; and the module."""
         answers: list[Tensor] = []
+        whole: list[Tensor] = []
 
-        def note(_part: nn.Module, _given: object, answer: object) -> None:
+        def note(part: nn.Module, _given: object, answer: object) -> None:
             first = answer[0] if isinstance(answer, tuple) and answer else answer
-            if isinstance(first, Tensor) and first.shape[:2] == (_ROWS, self.length):
+            if isinstance(first, Tensor) and part is self.sp.module:
+                whole.append(first)
+            elif isinstance(first, Tensor) and {self.length, _ROWS * self.length} & set(first.shape):
                 answers.append(first.detach().clone())
 
-        parts = (part for path, part in self.sp.module.named_modules() if path)
-        handles = [part.register_forward_hook(note) for part in parts]
+        handles = [part.register_forward_hook(note) for part in self.sp.module.modules()]
         try:
             self._masked(0, keep=keep)
         finally:
             for handle in handles:
                 handle.remove()
-        return answers
+        return answers, whole[-1] if whole else None
 
     def _masked(self, padding: int, rows: slice = slice(None), keep: Tensor | None = None) -> Tensor:
         return self._under(self._filled(padding)[rows], (self._keep if keep is None else keep)[rows])

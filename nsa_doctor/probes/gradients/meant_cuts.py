@@ -49,6 +49,7 @@ class MeantCut:
 
     place: Place
     reason: str
+    is_of_input: bool = False
 
 
 def meant_cuts(built: BuiltModule) -> list[MeantCut]:
@@ -65,17 +66,23 @@ def meant_cuts(built: BuiltModule) -> list[MeantCut]:
         if not cut.is_a_weight and _is_said(*line):
             found.append(MeantCut(cut.place, "its source says that it is cut there"))
         elif not cut.has_weights and _FEWER * cut.num_values <= x.numel():
-            found.append(MeantCut(cut.place, "what is cut is a statistic of the input, behind which is no parameter"))
+            found.append(
+                MeantCut(cut.place, "what is cut is a statistic of the input, behind which is no parameter", True)
+            )
     return found
 
 
 def rest_agrees(make: Callable[[int], DerivativeProbe], length: int, cuts: Iterable[MeantCut]) -> bool:
     """Whether the gradient is the derivative where these lines detach nothing, or the same at every call.
 
-    What is detached may be used without gradients behind that, as coordinates are by a search for neighbours.
+    What is detached of the input may be used without gradients behind that, as coordinates are by a search.
     """
+    cuts = list(cuts)
     places = [each.place for each in cuts]
-    for cuts_nothing in (attached(places), _held(make(length).built.module, places)):
+    ways = [attached(places)]
+    if all(each.is_of_input for each in cuts):
+        ways.append(_held(make(length).built.module, places))
+    for cuts_nothing in ways:
         with cuts_nothing:
             agreement = attempt(lambda: make(length).agreement(_SEEDS))
         if not isinstance(agreement, Caught) and agreement is Agreement.AGREES:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.probes.gradients.influence import Influence
-from nsa_doctor.probes.internal import tree_map
+from nsa_doctor.probes.internal import tree_leaves, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 
@@ -45,12 +45,14 @@ def with_zeros_filled(sp: BuiltModule) -> Iterator[None]:
     generator = torch.Generator().manual_seed(sp.subject.seed)
 
     def filled(leaf: object) -> object:
-        is_given = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() and not leaf.requires_grad
-        if not isinstance(leaf, Tensor) or not is_given or not is_zero(leaf):
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
         return leaf + torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
 
     def fill(_part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each.is_floating_point()]
+        if not given or not all(not each.requires_grad and is_zero(each) for each in given):
+            return None
         return tree_map(filled, (args, kwargs))
 
     parts = (part for path, part in sp.module.named_modules() if path)

@@ -27,6 +27,44 @@ class _Experts(nn.Module):
         return out
 
 
+class _Adapter(nn.Module):
+    """Adds a function of the returns, which begins as nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(1, 4), nn.Linear(4, DIM)
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(zero)
+
+    def forward(self, returns: Tensor) -> Tensor:
+        return self.up(relu(self.down(returns)))
+
+
+class _ReturnsLeftOut(nn.Module):
+    """Returns are zero where none are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.adapter = nn.Linear(DIM, DIM), _Adapter()
+
+    def forward(self, x: Tensor, returns: Tensor | None = None) -> Tensor:
+        returns = x.new_zeros(*x.shape[:2], 1) if returns is None else returns
+        return self.layer(x) + self.adapter(returns)
+
+
+class _SometimesDropped(nn.Module):
+    """A branch that three calls of ten drop; seed 0 keeps it in float32 and drops it in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.branch = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.sharpness = nn.Parameter(torch.zeros(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.rand((), dtype=x.dtype) < 0.7 if self.training else torch.tensor(1.0)
+        return self.layer(x) + self.branch(x) * self.sharpness.exp() * kept.to(x)
+
+
 class _ZeroProjection(nn.Module):
     """Learns after one step."""
 
@@ -210,6 +248,8 @@ class _FrozenInAList(nn.Module):
 
 experts = lambda: Host(_Experts(is_dense=False))  # noqa: E731
 dense_experts = lambda: Host(_Experts(is_dense=True))  # noqa: E731
+returns_left_out = lambda: Host(_ReturnsLeftOut())  # noqa: E731
+sometimes_dropped = lambda: Host(_SometimesDropped())  # noqa: E731
 zero_projection = lambda: Host(_ZeroProjection())  # noqa: E731
 indexer = lambda: Host(_Indexer(is_kept=False))  # noqa: E731
 indexer_with_loss = lambda: Host(_Indexer(is_kept=True))  # noqa: E731

@@ -107,6 +107,43 @@ class MadeInEachCall(Rotary):
         return self.made(x).to(x.dtype)
 
 
+class OffForCuda(Rotary):
+    """Angles by a product, which autocast rounds, with autocast off where it is meant to be: on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("speeds", 10.0 ** -torch.arange(SIZE // 2, dtype=torch.float32))
+
+    @torch.autocast("cuda", enabled=False)
+    def made(self, x):
+        angles = self.positions(x).to(self.speeds)[:, None] @ self.speeds[None]
+        return torch.cat((angles.cos(), angles.sin()), -1)
+
+    def rows(self, x):
+        if self.table is None or len(self.table) < x.shape[1]:
+            self.table = self.made(x).float()
+        return self.table[: x.shape[1]]
+
+
+class GrowsATable(Rotary):
+    """A buffer that is made with the module, which a conversion to float64 leaves as exact as float32 is, and grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("speeds", 10.0 ** -torch.arange(SIZE // 2, dtype=torch.float32))
+        del self.table
+        self.register_buffer("table", self.grown(64), persistent=False)
+
+    def grown(self, length):
+        angles = torch.arange(length, dtype=self.speeds.dtype)[:, None] * self.speeds
+        return torch.cat((angles.cos(), angles.sin()), -1)
+
+    def rows(self, x):
+        if len(self.table) < x.shape[1]:
+            self.table = self.grown(x.shape[1])
+        return self.table[: x.shape[1]]
+
+
 class CountsItsCalls(Rotary):
     """Keeps what was last computed, which nothing reads."""
 
@@ -170,7 +207,17 @@ def test_weights_that_autocast_leaves_raise_where_they_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [Rotary, TableOfEachDtype, MadeInEachCall, CountsItsCalls, DrawnAtFirstCall, RefusesAutocast]
+    "make",
+    [
+        Rotary,
+        TableOfEachDtype,
+        MadeInEachCall,
+        OffForCuda,
+        GrowsATable,
+        CountsItsCalls,
+        DrawnAtFirstCall,
+        RefusesAutocast,
+    ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_autocast_leaves_for_itself_is_silent(make: type[nn.Module], seed: int) -> None:

@@ -229,6 +229,13 @@ def test_a_device_that_was_chosen_at_import_is_a_note() -> None:
     assert "with that device named" in result.notes[0]
 
 
+@pytest.mark.skipif(CHOSEN_AT_IMPORT != "cpu", reason="a GPU is there")
+def test_what_is_handed_to_a_device_that_was_chosen_at_import_is_a_note_where_it_lies_there() -> None:
+    result = examined(lambda m, y: y * torch.ones(WIDTH).to(CHOSEN_AT_IMPORT))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert "with that device named" in result.notes[0]
+
+
 def test_decoding_that_goes_wrong_on_a_second_gpu_is_found() -> None:
     def prefill(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
         return module(x), x.shape[1]

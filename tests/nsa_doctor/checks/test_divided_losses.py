@@ -60,6 +60,29 @@ def nothing(output: Tensor, x: Tensor) -> Tensor:
     return (output - output.detach()).mean()
 
 
+def test_a_step_that_returns_the_share_of_its_last_micro_batch_is_left_alone() -> None:
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        for part in x.split(1):
+            share = F.mse_loss(module(part), part) / len(x)
+            share.backward()
+        optimizer.step()
+        return share.detach()
+
+    assert examined_step(step, "accumulates") == ()
+
+
+def test_a_step_that_scales_its_gradients_once_more_is_found() -> None:
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(module(x), x)
+        (loss / len(x)).backward()  # here: scales
+        optimizer.step()
+        return loss.detach()
+
+    assert examined_step(step, "scales") == ("scales",)
+
+
 def examined(loss: Loss, *, drops: float = 0.0) -> tuple[str, ...]:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -68,8 +91,12 @@ def examined(loss: Loss, *, drops: float = 0.0) -> tuple[str, ...]:
         optimizer.step()
         return found.detach()
 
+    return examined_step(step, loss.__name__, drops)
+
+
+def examined_step(step: Callable[..., Tensor], name: str, drops: float = 0.0) -> tuple[str, ...]:
     subject = Subject(
-        name=loss.__name__,
+        name=name,
         input="embeddings",
         width=8,
         build=lambda _seed: nn.Sequential(nn.Linear(8, 16), nn.Dropout(drops), nn.GELU(), nn.Linear(16, 8)),

@@ -36,6 +36,19 @@ class LastValue(Layer):
         return self.layer(x - last) + last
 
 
+class Coordinates(Layer):
+    """Each token is weighed by how near the others stand to it, by their first value."""
+
+    @staticmethod
+    @torch.no_grad()
+    def distances(at: Tensor) -> Tensor:
+        return torch.cdist(at - at.mean(1, keepdim=True), at - at.mean(1, keepdim=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = x[..., :1].detach()
+        return (1 / (1 + self.distances(at))) @ self.layer(x)
+
+
 class Remembers(Layer):
     """What is kept for later tokens carries no gradient."""
 
@@ -70,6 +83,14 @@ class OfWeights(Layer):
 class OfTokens(Layer):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.gate(x.detach()).sigmoid()  # here
+
+
+class OfMoreThanCoordinates(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        at = x[..., :1].detach()
+        with torch.no_grad():
+            weights = self.layer(x - at).softmax(1)  # here
+        return weights * self.gate(x)
 
 
 class SaidOfAnother(Layer):
@@ -156,14 +177,16 @@ def test_steps_behind_what_is_compiled_have_a_surrogate() -> None:
     assert "whose derivative is zero" in result.notes[0]
 
 
-@pytest.mark.parametrize("make", [Normalised, LastValue, Remembers, Commented, ReadsAlone])
+@pytest.mark.parametrize("make", [Normalised, LastValue, Coordinates, Remembers, Commented, ReadsAlone])
 def test_a_cut_that_is_meant_is_a_note(make: Callable[[], nn.Module]) -> None:
     result = run_check(registry.load("GRD101"), embedding_subject(make))
     assert (result.findings, len(result.notes)) == ((), 1)
     assert "its source says" in result.notes[0] or "statistic of the input" in result.notes[0]
 
 
-@pytest.mark.parametrize("make", [OfWeights, OfTokens, OfAParameter, SaysAnother, SaidOfAnother, LosesBehind])
+@pytest.mark.parametrize(
+    "make", [OfWeights, OfTokens, OfMoreThanCoordinates, OfAParameter, SaysAnother, SaidOfAnother, LosesBehind]
+)
 def test_any_other_is_found(make: Callable[[], nn.Module]) -> None:
     (finding,) = run_check(registry.load("GRD101"), embedding_subject(make)).findings
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding

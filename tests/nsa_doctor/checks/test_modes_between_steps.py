@@ -1,5 +1,7 @@
 """A step that leaves parts in evaluation mode is found at the line that does; modes that are meant are not."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.way = way
         self.embed, self.dropout, self.head = nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
         self.teacher = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3))
 
     def weights(self) -> Tensor:
@@ -34,7 +37,7 @@ class Tagger(nn.Module):
             self.teacher.eval()
         if self.way == "before it drops":
             self.eval()  # here: before it drops
-        hidden = self.dropout(self.embed(x))
+        hidden = self.dropout(self.norm(self.embed(x).mT).mT)
         if self.way == "one part":
             self.dropout.train(False)  # here: one part
         if self.way == "there and back":
@@ -45,12 +48,27 @@ class Tagger(nn.Module):
 
 
 def step(module: Tagger, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    module.count = getattr(module, "count", -1) + 1
     if module.way == "each step trains":
         module.train()
+    if module.way == "takes turns" and module.count % 2:
+        module.eval()
+    if module.way == "measures first" and module.count:
+        module.eval()
+        module(x)
+        module.train()
+    if module.way == "a copy":
+        copy.deepcopy(module).eval()(x)
     optimizer.zero_grad()
     loss = module(x).square().mean()
     loss.backward()
     optimizer.step()
+    if module.way == "takes turns":
+        module.train()
+    if module.way == "a teacher afterwards":
+        module.teacher.requires_grad_(False).eval()
+    if module.way == "norms frozen":
+        module.norm.eval()
     if module.way == "each step trains":
         module.eval()
     if module.way == "measured at the end":
@@ -83,6 +101,11 @@ def test_what_a_call_leaves_in_evaluation_mode_is_found(way: str, with_step: boo
 
 def test_a_step_that_ends_in_evaluation_mode_is_found() -> None:
     assert examined("measured at the end", with_step=True) == ("measured at the end",)
+
+
+@pytest.mark.parametrize("way", ["takes turns", "measures first", "a copy", "a teacher afterwards", "norms frozen"])
+def test_a_step_with_modes_of_its_own_is_left_alone(way: str) -> None:
+    assert examined(way, with_step=True) == ()
 
 
 @pytest.mark.parametrize("way", ["plain", "a teacher", "a frozen part", "there and back", "each step trains"])

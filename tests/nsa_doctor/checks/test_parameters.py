@@ -43,6 +43,8 @@ HEALTHY = [
     "experts",
     "dense_experts",
     "zero_projection",
+    "returns_left_out",
+    "sometimes_dropped",
     "indexer",
     "indexer_with_loss",
     "key_bias",

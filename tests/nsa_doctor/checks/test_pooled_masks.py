@@ -53,6 +53,24 @@ class OfARegion(Pooled):
         return y.sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
 
 
+class OfTheTokensBefore(Pooled):
+    """Pools what a running mean makes of each token, which reads what stands before it and knows no mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = RunningMean()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        keep = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
+        y = self.layer(self.mix(x)).tanh() * keep[..., None]
+        return y.sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+
+
+class RunningMean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+
 def examined(kind: type[nn.Module]) -> Result:
     def make() -> nn.Module:
         torch.manual_seed(0)
@@ -76,6 +94,10 @@ def test_padding_that_a_pooled_answer_reads_is_found(kind: type[nn.Module], word
 
 def test_padding_that_a_pooled_answer_leaves_out_is_silent() -> None:
     assert examined(Pooled).verdict is Verdict.PASS
+
+
+def test_padding_in_front_of_what_only_pools_by_its_mask_is_silent() -> None:
+    assert examined(OfTheTokensBefore).verdict is Verdict.PASS
 
 
 def test_a_mask_of_what_is_pooled_is_none_of_padding() -> None:
