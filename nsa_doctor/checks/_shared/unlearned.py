@@ -166,7 +166,7 @@ def _stuck(sp: BuiltModule, x: Tensor, zero: list[tuple[str, nn.Parameter]]) -> 
     """Those that hold each other at zero, and do too where parts that are given zeros alone are given numbers."""
     if not freed_together(sp, x, zero):
         return []
-    with with_zeros_filled(sp):
+    with with_zeros_filled(sp, x):
         comparable_pass(sp, x)
         return freed_together(sp, x, [(name, p) for name, p in zero if p.grad is not None and is_zero(p.grad)])
 

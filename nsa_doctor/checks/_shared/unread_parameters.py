@@ -19,14 +19,17 @@ def unread_parameters(
     Of settings, which have a number, a flag or a word for a default: None stands for what others of an interface take.
     Where several functions are called that could take it, the function may have another use for it.
     """
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     unread = _settings(function) - used
-    if used & _READING_ALL or not unread or _is_one_of_several(function):
+    if used & _READING_ALL or not unread or _overrides(function, holder):
         return
     leaving: dict[FunctionType, list[tuple[ast.Call, list[str]]]] = {}
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        callee = _resolved(call.func, function, holder)
-        if isinstance(callee, FunctionType) and callee is not function and (names := _left_out(call, unread, callee)):
+        callee = None if ast.unparse(call.func) in stored else _resolved(call.func, function, holder)
+        if not isinstance(callee, FunctionType) or callee is function or _is_one_of_several(function, callee, holder):
+            continue
+        if names := _left_out(call, unread, callee):
             leaving.setdefault(callee, []).append((call, names))
     if len(leaving) == 1:
         call, names = next(iter(leaving.values()))[0]
@@ -46,11 +49,19 @@ def _parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
     return {} if isinstance(signature, Caught) else signature.parameters
 
 
-def _is_one_of_several(function: FunctionType) -> bool:
-    """Whether others beside it, at least two, take the same: an interface, of which each uses what it can."""
+def _is_one_of_several(function: FunctionType, callee: FunctionType, holder: type | None) -> bool:
+    """Whether another beside it and what it calls takes the same: an interface, of which each uses what it can."""
     names = list(_parameters(function))
-    others = (each for each in list(function.__globals__.values()) if isinstance(each, FunctionType))
-    return sum(list(_parameters(each)) == names for each in others if each.__module__ == function.__module__) > 2
+    beside = list((vars(holder) if holder is not None else function.__globals__).values())
+    others = (each for each in beside if isinstance(each, FunctionType) and each not in (function, callee))
+    return any(list(_parameters(each)) == names for each in others if each.__module__ == function.__module__)
+
+
+def _overrides(function: FunctionType, holder: type | None) -> bool:
+    """Whether a class above has a method of that name, whose arguments it has to take."""
+    above = [] if holder is None else holder.__mro__
+    own = next((at for at, kind in enumerate(above) if vars(kind).get(function.__name__) is function), len(above))
+    return any(function.__name__ in vars(kind) for kind in above[own + 1 :])
 
 
 def _left_out(call: ast.Call, unread: set[str], callee: FunctionType) -> list[str]:

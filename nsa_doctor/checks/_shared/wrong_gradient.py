@@ -42,7 +42,8 @@ def wrong_gradient(
     if cut is None:
         return found
     with attached([each.place for each in cuts]):  # what is wrong beside them
-        return _described(subject, code, mode, length, right, make, values, of, longer)
+        beside = attempt(lambda: _described(subject, code, mode, length, right, make, values, of, longer))
+    return found if isinstance(beside, Caught) else beside
 
 
 def _described(

@@ -15,7 +15,7 @@ Example:
     base = self.base * max(1.0, length / self.longest_trained)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.after_autocast import after_autocast
 from nsa_doctor.checks._shared.earlier import Replays
 from nsa_doctor.checks._shared.evaluated_loss import loss_taken_again
+from nsa_doctor.checks._shared.of_conversion import is_of_conversion
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding, Note
@@ -31,18 +32,16 @@ from nsa_doctor.core.text import joined
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.random_draws import first_draw
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.model.call_history import Step
 from nsa_doctor.probes.model.call_schedule import evaluated, evaluation_steps, further_draws, further_repeats
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.model.training import forward_backward
-from nsa_doctor.probes.numerics.earlier_calls import Seen, differs_by, first_seen
+from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
 from nsa_doctor.probes.numerics.long_sequence import longest_affordable
 from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 17
-_LEAST = 64.0  # so many roundings are let pass elsewhere
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -50,35 +49,19 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         return
     sp = comparable_module(subject)
     steps = evaluation_steps(subject, further_repeats(sp, evaluated(subject)), _far_longer(sp))
-    judge = differs_by(finest_precision(sp, sp.input(min(_LENGTH, subject.max_length))).eps)
+    judge = differs_by(finest_precision(sp, _input(sp)).eps)
     replays = Replays(subject, sp.dtype, "eval")
     generators = _drawn_from(sp)
     steps = further_draws(subject, steps) if generators else steps
     seen = first_seen(replays.fresh(), steps, judge)
-    if seen is not None and not _is_of_conversion(sp, seen, steps):
+    if seen is not None and not is_of_conversion(sp, seen, steps):
         yield replays.finding("FWD210", seen, replays.cause(seen, judge))
-        return
-    if subject.profile != "smoke" and (found := after_autocast(subject) or loss_taken_again(subject, "FWD210")):
+    elif subject.profile != "smoke" and (found := after_autocast(subject) or loss_taken_again(subject, "FWD210")):
         yield found
     elif generators:
         x = _input(sp)
         place = first_draw(subject, sp.module, lambda: sp(x))
         yield Note(message=f"eval() draws from {joined(generators)} generator, which changes no output", where=place)
-
-
-def _is_of_conversion(sp: BuiltModule, seen: Seen, steps: Sequence[Step]) -> bool:
-    """Whether it comes of float64 alone: a table rounded to the subject's dtype is less exact than one made anew.
-
-    What departs by more than a rounding of that dtype does not, nor what departs in that dtype.
-    """
-    if sp.dtype == sp.subject.dtype or seen.symptom.kind not in ("output", "gradient"):
-        return False
-    dtype = getattr(torch, sp.subject.dtype)
-    eps = torch.finfo(dtype).eps
-    looks = ((sp.dtype, eps), (sp.subject.dtype, eps / _LEAST if dtype.itemsize > 2 else 0.0))
-    return all(
-        first_seen(Replays(sp.subject, dtype, "eval").fresh(), steps, differs_by(each)) is None for dtype, each in looks
-    )
 
 
 def _far_longer(sp: BuiltModule) -> list[int]:

@@ -48,9 +48,9 @@ def run(subject: Subject) -> Iterator[Finding]:
         halved = [each for each in found if isinstance(each, Halved)]
         if len(halved) == len(_ROWS):
             first = halved[0]
+            sizes = f"{first.plain:.4g} of {_ROWS[0]} rows and {first.doubled:.4g} of the same twice"
             yield Finding(
-                message=f"the gradient of {name} is {first.plain:.4g} of {_ROWS[0]} rows and {first.doubled:.4g} of the same "
-                "twice: the loss is divided by their number once more than a mean is",
+                message=f"the gradient of {name} is {sizes}: it is divided by their number once more than a mean is",
                 where=in_subject(first.place, first.sp.module),
                 evidence={"loss": name, "num_rows": _ROWS[0]},
                 repro=command_for(subject, "GRD239"),
@@ -89,7 +89,7 @@ def _of_call(sp: BuiltModule, at: int, rows: int, length: int) -> Halved | None:
     batch = Batch(x=x, lengths=torch.full((rows,), length, device=x.device))
     asked = next(each for made, each in loss_calls(sp, batch) if made.name == call.name and made.takes == call.takes)
     twice = asked.rows(torch.arange(rows, device=x.device).repeat(2))
-    return halved_by_rows(sp, rows, lambda given: of_loss(sp, call(sp, given)), asked, twice)
+    return halved_by_rows(sp, rows, lambda given: of_loss(sp, call.answer(sp, given)), asked, twice)
 
 
 def planted(subject: Subject) -> Subject:

@@ -64,11 +64,10 @@ def meant_cuts(built: BuiltModule) -> list[MeantCut]:
     found = []
     for line, cut in seen.items() if isinstance(seen, dict) else ():
         if not cut.is_a_weight and _is_said(*line):
-            found.append(MeantCut(cut.place, "its source says that it is cut there"))
+            found.append(MeantCut(cut.place, "its source says that it is cut there", not cut.has_weights))
         elif not cut.has_weights and _FEWER * cut.num_values <= x.numel():
-            found.append(
-                MeantCut(cut.place, "what is cut is a statistic of the input, behind which is no parameter", True)
-            )
+            reason = "what is cut is a statistic of the input, behind which is no parameter"
+            found.append(MeantCut(cut.place, reason, is_of_input=True))
     return found
 
 
@@ -78,12 +77,11 @@ def rest_agrees(make: Callable[[int], DerivativeProbe], length: int, cuts: Itera
     What is detached of the input may be used without gradients behind that, as coordinates are by a search.
     """
     cuts = list(cuts)
-    places = [each.place for each in cuts]
-    ways = [attached(places)]
-    if all(each.is_of_input for each in cuts):
-        ways.append(_held(make(length).built.module, places))
-    for cuts_nothing in ways:
-        with cuts_nothing:
+    of_input = [each.place for each in cuts if each.is_of_input]
+    others = [each.place for each in cuts if not each.is_of_input]
+    module = make(length).built.module
+    for attached_there, held_there in (([*of_input, *others], []), (others, of_input)):
+        with attached(attached_there), _held(module, held_there):
             agreement = attempt(lambda: make(length).agreement(_SEEDS))
         if not isinstance(agreement, Caught) and agreement is Agreement.AGREES:
             return True

@@ -1,5 +1,6 @@
 """Parameters that start at zero and hold each other's gradient at zero."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -37,10 +38,10 @@ def freed_together(sp: BuiltModule, x: Tensor, candidates: Sequence[tuple[str, n
 
 
 @contextmanager
-def with_zeros_filled(sp: BuiltModule) -> Iterator[None]:
+def with_zeros_filled(sp: BuiltModule, x: Tensor) -> Iterator[None]:
     """Parts that are given nothing but zeros, as what is left out comes to, are given numbers until the region ends.
 
-    Zeros that parameters make are no such.
+    Zeros that parameters make are no such, nor those of a part that is called again: they are the first of a state.
     """
     generator = torch.Generator().manual_seed(sp.subject.seed)
 
@@ -49,9 +50,11 @@ def with_zeros_filled(sp: BuiltModule) -> Iterator[None]:
             return leaf
         return leaf + torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
 
-    def fill(_part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    counts = _counted_calls(sp, x)
+
+    def fill(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each.is_floating_point()]
-        if not given or not all(not each.requires_grad and is_zero(each) for each in given):
+        if counts[part] != 1 or not given or not all(not each.requires_grad and is_zero(each) for each in given):
             return None
         return tree_map(filled, (args, kwargs))
 
@@ -62,6 +65,23 @@ def with_zeros_filled(sp: BuiltModule) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _counted_calls(sp: BuiltModule, x: Tensor) -> Counter[nn.Module]:
+    """How often a pass calls each part."""
+    counts: Counter[nn.Module] = Counter()
+
+    def count(part: nn.Module, _given: object) -> None:
+        counts[part] += 1
+
+    handles = [part.register_forward_pre_hook(count) for part in sp.module.modules()]
+    try:
+        with torch.no_grad():
+            sp(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return counts
 
 
 def is_zero(values: Tensor) -> bool:

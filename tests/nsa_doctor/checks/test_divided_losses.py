@@ -83,6 +83,36 @@ def test_a_step_that_scales_its_gradients_once_more_is_found() -> None:
     assert examined_step(step, "scales") == ("scales",)
 
 
+class Trained(nn.Module):
+    """With a loss of its own, of labels."""
+
+    def __init__(self, *, divides: bool) -> None:
+        super().__init__()
+        self.layer, self.divides = nn.Linear(8, 8), divides
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        loss = F.cross_entropy(self(x).flatten(0, 1), labels.flatten())
+        if self.divides:
+            loss = loss / len(x)  # here: a method
+        return loss
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_loss_of_the_modules_own_is_asked(divides: bool) -> None:
+    subject = Subject(
+        name="trained",
+        input="embeddings",
+        width=8,
+        build=lambda _seed: Trained(divides=divides),
+        forward=lambda module, x: module(x),
+        packages=(__name__,),
+    )
+    assert found_in(subject) == (("a method",) if divides else ())
+
+
 def examined(loss: Loss, *, drops: float = 0.0) -> tuple[str, ...]:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -104,6 +134,10 @@ def examined_step(step: Callable[..., Tensor], name: str, drops: float = 0.0) ->
         train_step=step,
         packages=(__name__,),
     )
+    return found_in(subject)
+
+
+def found_in(subject: Subject) -> tuple[str, ...]:
     result = run_check(registry.load("GRD239"), subject)
     assert result.verdict in ("PASS", "FAIL"), result.reason
     with open(__file__) as file:

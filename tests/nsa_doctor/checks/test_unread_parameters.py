@@ -4,6 +4,7 @@ import linecache
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -81,12 +82,44 @@ def focal_unused(x: Tensor, _alpha: float = 0.25) -> Tensor:
     return focal(x)
 
 
+def focal_set(x: Tensor, alpha: float = 0.25) -> Tensor:
+    alpha = 0.5
+    return focal(x) * alpha
+
+
+def focal_of_another(x: Tensor, alpha: float = 0.25) -> Tensor:
+    focal = torch.abs
+    return focal(x)
+
+
+class Base(nn.Module):
+    def scaled(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return x * scale
+
+    def mixed(self, x: Tensor, scale: float = 2.0) -> Tensor:
+        return self.scaled(x, scale)
+
+
+class Plainly(Base):
+    """Takes what the method above takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.above = nn.Linear(8, 8), Base()
+
+    def mixed(self, x: Tensor, scale: float = 2.0) -> Tensor:
+        return self.scaled(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
 class Scaled(nn.Module):
     """Methods of the same kinds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(8, 8)
+        self.layer, self.inner = nn.Linear(8, 8), Plainly()
 
     def scaled(self, x: Tensor, scale: float = 1.0) -> Tensor:
         return x * scale
@@ -100,6 +133,15 @@ class Scaled(nn.Module):
 
     def rooted(self, x: Tensor, power: float = 0.5) -> Tensor:
         return self.powered(x)  # here
+
+    def attend_full(self, x: Tensor, width: int = 4) -> Tensor:
+        return self.attend(x)
+
+    def attend_near(self, x: Tensor, width: int = 4) -> Tensor:
+        return self.attend(x[:, -width:])
+
+    def attend(self, y: Tensor, width: int = 0) -> Tensor:
+        return y[:, width:]
 
     def doubled(self, x: Tensor, scale: float = 1.0) -> Tensor:
         return self.scaled(x, 2 * scale)
