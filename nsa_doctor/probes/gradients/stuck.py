@@ -43,11 +43,11 @@ def with_zeros_filled(sp: BuiltModule, x: Tensor) -> Iterator[None]:
 
     Zeros that parameters make are no such, nor those of a part that is called again: they are the first of a state.
     """
-    generator = torch.Generator().manual_seed(sp.subject.seed)
 
     def filled(leaf: object) -> object:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
+        generator = torch.Generator().manual_seed(sp.subject.seed)  # the same in every pass
         return leaf + torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
 
     counts = _counted_calls(sp, x)

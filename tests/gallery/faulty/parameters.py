@@ -161,6 +161,20 @@ class _LowRank(nn.Module):
         return x + x @ self.down.mT @ self.up.mT  # here
 
 
+class _LowRankOfReturns(nn.Module):
+    """Returns, which are zero where none are given, by two maps that both start at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.adapter = nn.Linear(DIM, DIM), nn.Sequential(nn.Linear(1, 4), nn.GELU(), nn.Linear(4, DIM))
+        for each in self.adapter.parameters():
+            nn.init.zeros_(each)
+
+    def forward(self, x: Tensor, returns: Tensor | None = None) -> Tensor:
+        returns = x.new_zeros(*x.shape[:2], 1) if returns is None else returns
+        return self.layer(x) + self.adapter(returns)  # here
+
+
 class _Clamped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -274,6 +288,7 @@ token_model = _TokenModel
 zero_hook = lambda: Host(_ZeroHook())  # noqa: E731
 zero_backward = lambda: Host(_ZeroBackward())  # noqa: E731
 low_rank = lambda: Host(_LowRank())  # noqa: E731
+low_rank_of_returns = lambda: Host(_LowRankOfReturns())  # noqa: E731
 clamped = lambda: Host(_Clamped())  # noqa: E731
 renormalised = lambda: Host(_Renormalised())  # noqa: E731
 renormalised_in_float32 = lambda: Host(_RenormalisedInFloat32())  # noqa: E731

@@ -30,6 +30,7 @@ FAULTY = [  # name, the one code that finds it, module, what the message says
     ("zero_hook", "GRD202", "part.linear", "2 parameters"),
     ("zero_backward", "GRD202", "part", "6 parameters"),
     ("low_rank", "GRD202", "part", "moved off zero together"),
+    ("low_rank_of_returns", "GRD202", "part.adapter.0", "moved off zero together"),
     ("clamped", "GRD202", "part", "other values there change the output"),
     ("renormalised", "GRD202", "part", "2 parameters (part.router.weight, part.router.bias) is rounding alone"),
     ("renormalised_in_float32", "GRD202", "part", "2 parameters (part.router.weight, part.router.bias)"),
