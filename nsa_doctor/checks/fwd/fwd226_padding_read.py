@@ -59,9 +59,10 @@ def run(subject: Subject) -> Iterator[Finding]:
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here
             served = attempt(row.where_finite)
             row = served if isinstance(served, PaddedRow) else row
-            # As a length, or where no part mixes tokens by it, it is meant for padding behind a row's tokens.
-            is_right_alone = is_left and True in (attempt(row.is_mask_counted), attempt(row.is_mask_for_the_end))
-            fault = None if is_right_alone else fault_of(row.sp, row)
+            is_length = is_left and attempt(row.is_mask_counted) is True  # of a row's tokens, which stand first
+            fault = None if is_length else fault_of(row.sp, row)
+            if fault is not None and is_left and _is_right_behind(row):
+                continue
         if fault is not None:
             message, place = fault
             yield Finding(
@@ -71,6 +72,12 @@ def run(subject: Subject) -> Iterator[Finding]:
                 repro=command_for(subject, "FWD226"),
             )
             return
+
+
+def _is_right_behind(row: PaddedRow) -> bool:
+    """Whether padding behind a row's tokens is left out, for which a mask is meant by which no part mixes tokens."""
+    behind = replace(row, is_left=False)
+    return attempt(row.is_mask_for_the_end) is True and attempt(lambda: fault_of(behind.sp, behind)) is None
 
 
 def planted(subject: Subject) -> Subject:
