@@ -19,9 +19,8 @@ def is_of_conversion(sp: BuiltModule, seen: Seen, steps: Sequence[Step]) -> bool
     """
     if sp.dtype == sp.subject.dtype or seen.symptom.kind not in ("output", "gradient"):
         return False
-    dtype = getattr(torch, sp.subject.dtype)
-    eps = torch.finfo(dtype).eps
-    looks = ((sp.dtype, eps), (sp.subject.dtype, eps / _LET_PASS if dtype.itemsize > 2 else 0.0))
+    own = torch.finfo(getattr(torch, sp.subject.dtype))
+    looks = ((sp.dtype, own.eps), (sp.subject.dtype, own.eps / _LET_PASS if own.bits > 16 else 0.0))
     return all(
         first_seen(Replays(sp.subject, dtype, "eval").fresh(), steps, differs_by(each)) is None for dtype, each in looks
     )

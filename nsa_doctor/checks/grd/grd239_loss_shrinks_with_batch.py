@@ -25,8 +25,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.divided_losses import Halved, halved_by_rows, of_loss, of_step
-from nsa_doctor.probes.behaviour.loss_calls import Batch, loss_calls
+from nsa_doctor.probes.behaviour.divided_losses import Halved, halved_by_rows, of_loss
+from nsa_doctor.probes.behaviour.loss_calls import Batch, LossCall, loss_calls
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
@@ -57,7 +57,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             )
             return
     if not was_served:
-        raise NotApplicableError("it offers no training step and no loss that could be asked for")
+        raise NotApplicableError("it offers no loss that could be asked for of rows and of each of them twice")
 
 
 def _losses(subject: Subject) -> Iterator[tuple[str, Callable[[int], Halved | None]]]:
@@ -67,8 +67,9 @@ def _losses(subject: Subject) -> Iterator[tuple[str, Callable[[int], Halved | No
         if subject.offers(seam):
             yield seam, lambda rows, seam=seam: _of_seam(subject, seam, rows, length)
     sp = comparable_module(subject)
-    for number, call in enumerate(calls_of_losses(sp)):
-        yield f"{call.name}({', '.join(call.takes.values())})", lambda rows, at=number: _of_call(sp, at, rows, length)
+    for call in calls_of_losses(sp):
+        name = f"{call.name}({', '.join(call.takes.values())})"
+        yield name, lambda rows, call=call: _of_call(sp, call, rows, length)
 
 
 def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> Halved | None:
@@ -77,14 +78,13 @@ def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> Halved | No
     x = sp.input(length, rows)
     if seam == "train_step":
         optimizer = new_optimizer(sp.module, 0.0)
-        return halved_by_rows(sp, rows, lambda given: of_step(step(sp, optimizer, given)), x, torch.cat((x, x)))
+        return halved_by_rows(sp, rows, lambda given: step(sp, optimizer, given).gradients, x, torch.cat((x, x)))
     loss = subject.loss
     assert loss is not None
     return halved_by_rows(sp, rows, lambda given: of_loss(sp, loss(sp.module, given.clone())), x, torch.cat((x, x)))
 
 
-def _of_call(sp: BuiltModule, at: int, rows: int, length: int) -> Halved | None:
-    call = calls_of_losses(sp)[at]
+def _of_call(sp: BuiltModule, call: LossCall, rows: int, length: int) -> Halved | None:
     x = sp.input(length, rows)
     batch = Batch(x=x, lengths=torch.full((rows,), length, device=x.device))
     asked = next(each for made, each in loss_calls(sp, batch) if made.name == call.name and made.takes == call.takes)

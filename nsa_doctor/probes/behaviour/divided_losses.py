@@ -14,7 +14,6 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import seed_everything
-from nsa_doctor.probes.model.stepping import Step
 
 _DIVIDING = ("div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__", "__div__")
 _MULTIPLYING = ("mul", "mul_", "multiply", "__mul__", "__imul__", "__rmul__")
@@ -31,11 +30,6 @@ class Halved:
     plain: float
     doubled: float
     place: Place
-
-
-def of_step(taken: Step) -> Mapping[str, Tensor]:
-    """The gradients that a step was taken with."""
-    return taken.gradients
 
 
 def of_loss(sp: BuiltModule, loss: Tensor) -> Mapping[str, Tensor]:
@@ -64,12 +58,8 @@ def halved_by_rows(
         with places.watching(), _Divisions(places, 2 * rows) as divisions:
             doubled = asked(twice)
     size = _size(plain)
-    if (
-        divisions.last is None
-        or size < _LEAST
-        or _apart(again, plain, 1.0) > _CLOSE * size
-        or _apart(doubled, plain, 0.5) > _CLOSE * size
-    ):
+    is_steady = size >= _LEAST and _apart(again, plain, 1.0) <= _CLOSE * size
+    if divisions.last is None or not is_steady or not _apart(doubled, plain, 0.5) <= _CLOSE * size:
         return None
     return Halved(sp, size, _size(doubled), divisions.last)
 

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.probes.gradients.influence import Influence
+from nsa_doctor.probes.hooks.around_parts import around_parts
 from nsa_doctor.probes.internal import tree_leaves, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
@@ -50,38 +52,23 @@ def with_zeros_filled(sp: BuiltModule, x: Tensor) -> Iterator[None]:
         generator = torch.Generator().manual_seed(sp.subject.seed)  # the same in every pass
         return leaf + torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
 
-    counts = _counted_calls(sp, x)
+    counts: Counter[str] = Counter()
+    with torch.no_grad(), around_parts(sp.module, lambda path: counts.update((path,)), lambda: None):
+        sp(x)
 
-    def fill(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def fill(path: str, _part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each.is_floating_point()]
-        if counts[part] != 1 or not given or not all(not each.requires_grad and is_zero(each) for each in given):
+        if counts[path] != 1 or not given or not all(not each.requires_grad and is_zero(each) for each in given):
             return None
         return tree_map(filled, (args, kwargs))
 
-    parts = (part for path, part in sp.module.named_modules() if path)
-    handles = [part.register_forward_pre_hook(fill, with_kwargs=True) for part in parts]
+    parts = ((path, part) for path, part in sp.module.named_modules() if path)
+    handles = [part.register_forward_pre_hook(partial(fill, path), with_kwargs=True) for path, part in parts]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _counted_calls(sp: BuiltModule, x: Tensor) -> Counter[nn.Module]:
-    """How often a pass calls each part."""
-    counts: Counter[nn.Module] = Counter()
-
-    def count(part: nn.Module, _given: object) -> None:
-        counts[part] += 1
-
-    handles = [part.register_forward_pre_hook(count) for part in sp.module.modules()]
-    try:
-        with torch.no_grad():
-            sp(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return counts
 
 
 def is_zero(values: Tensor) -> bool:

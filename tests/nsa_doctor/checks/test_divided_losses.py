@@ -56,6 +56,10 @@ def of_the_spread(output: Tensor, x: Tensor) -> Tensor:
     return F.relu(1 - output.flatten(1).std(0)).mean() + F.mse_loss(output, x)
 
 
+def without_a_derivative(output: Tensor, x: Tensor) -> Tensor:
+    return (output - output.detach()).square().sum().sqrt() / len(x)
+
+
 def nothing(output: Tensor, x: Tensor) -> Tensor:
     return (output - output.detach()).mean()
 
@@ -151,6 +155,8 @@ def test_a_mean_that_is_divided_again_is_found(loss: Loss, drops: float) -> None
     assert examined(loss, drops=drops) == (loss.__name__,)
 
 
-@pytest.mark.parametrize("loss", [mean, sum_of_rows, sum_over_rows, contrast, of_pairs, of_the_spread, nothing])
+@pytest.mark.parametrize(
+    "loss", [mean, sum_of_rows, sum_over_rows, contrast, of_pairs, of_the_spread, without_a_derivative, nothing]
+)
 def test_what_is_no_mean_divided_again_is_left_alone(loss: Loss) -> None:
     assert examined(loss) == ()
