@@ -44,7 +44,8 @@ def own_functions(sp: BuiltModule, is_meant: Callable[[str], bool]) -> Iterator[
             is_method = names.get("__qualname__") is not None or "__dict__" in names
             if not inspect.isfunction(function) or (is_method and function is value) or not is_meant(name):
                 continue
-            code = inspect.unwrap(function).__code__
+            inner = inspect.unwrap(function)
+            code = inner.__code__ if inspect.isfunction(inner) else function.__code__  # what wraps a builtin is its own
             if code not in seen and frames.rank_of(code) == _OWN:
                 seen.add(code)
                 where = Place(file=code.co_filename, line=_line_of(code), function=code.co_qualname)
