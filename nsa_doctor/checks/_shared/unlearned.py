@@ -18,6 +18,7 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors, holders, roots_of
 from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.model.training import LEARNING_RATE, Pass, forward_backward
 from nsa_doctor.subject.contract import Subject
 
@@ -112,11 +113,28 @@ def erased(sp: BuiltModule, x: Tensor) -> list[Unlearned]:
         if watch.is_softmax_of_one(parameter):
             reason = "a softmax over an axis of one element is one, whatever goes in"
             found.append(Unlearned((name,), watch.birth_of_zeros(parameter), reason))
-        elif influence.of(parameter):
+        elif influence.of(parameter) and not _is_read_for_padding(sp, x, name):
             place = watch.birth_of_zeros(parameter)
             place = place if place.file else watch.place_of(parameter)
             found.append(Unlearned((name,), place, _OWED))
     return _by_line(found, sp.module)
+
+
+def _is_read_for_padding(sp: BuiltModule, x: Tensor, name: str) -> bool:
+    """Whether it is an embedding of which the row of padding alone is read, which has no gradient by design."""
+    part = part_at(sp.module, name.rpartition(".")[0])
+    if not isinstance(part, nn.Embedding) or part.padding_idx is None:
+        return False
+    with torch.no_grad():
+        kept = part.weight.clone()
+        seed_everything(sp.subject.seed)
+        plain = sp(x)
+        part.weight.add_(1)
+        part.weight[part.padding_idx] = kept[part.padding_idx]
+        seed_everything(sp.subject.seed)
+        moved = sp(x)
+        part.weight.copy_(kept)
+    return torch.equal(plain, moved)
 
 
 def flat(sp: BuiltModule, length: int) -> list[Unlearned]:

@@ -52,6 +52,18 @@ class _ReturnsLeftOut(nn.Module):
         return self.layer(x) + self.adapter(returns)
 
 
+class _KindsLeftOut(nn.Module):
+    """Tokens are of the kind of padding where none is given, whose row has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kinds = nn.Linear(DIM, DIM), nn.Embedding(4, DIM, padding_idx=0)
+
+    def forward(self, x: Tensor, kinds: Tensor | None = None) -> Tensor:
+        kinds = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if kinds is None else kinds
+        return self.layer(x + self.kinds(kinds))
+
+
 class _SometimesDropped(nn.Module):
     """A branch that three calls of ten drop; seed 0 keeps it in float32 and drops it in float64."""
 
@@ -249,6 +261,7 @@ class _FrozenInAList(nn.Module):
 experts = lambda: Host(_Experts(is_dense=False))  # noqa: E731
 dense_experts = lambda: Host(_Experts(is_dense=True))  # noqa: E731
 returns_left_out = lambda: Host(_ReturnsLeftOut())  # noqa: E731
+kinds_left_out = lambda: Host(_KindsLeftOut())  # noqa: E731
 sometimes_dropped = lambda: Host(_SometimesDropped())  # noqa: E731
 zero_projection = lambda: Host(_ZeroProjection())  # noqa: E731
 indexer = lambda: Host(_Indexer(is_kept=False))  # noqa: E731

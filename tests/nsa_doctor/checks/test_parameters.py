@@ -45,6 +45,7 @@ HEALTHY = [
     "dense_experts",
     "zero_projection",
     "returns_left_out",
+    "kinds_left_out",
     "sometimes_dropped",
     "indexer",
     "indexer_with_loss",
