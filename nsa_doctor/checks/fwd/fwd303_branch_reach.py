@@ -25,7 +25,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.attention.reach import Reach, alone, inside, outside
-from nsa_doctor.probes.attention.windows import declared_windows, other_windows
+from nsa_doctor.probes.attention.windows import declared_windows, other_windows, place_of
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
@@ -50,14 +50,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 
 def _other_windows(sp: BuiltModule) -> Iterator[Finding | Note]:
-    found = next(other_windows(sp), None)
+    found = next(iter(other_windows(sp)), None)
     if found is None:
         return
     message = f"attention sees {found.seen} tokens, the query's own among them, and {found.name} is {found.declared}"
     if found.is_wrong:
         evidence = {"window": found.declared, "seen": found.seen}
         repro = command_for(sp.subject, "FWD303")
-        yield Finding(message=message, where=found.place, evidence=evidence, repro=repro)
+        yield Finding(message=message, where=place_of(sp, found), evidence=evidence, repro=repro)
     else:
         yield Note(message=f"{message}, which may not count it", where=found.place)
 
