@@ -1,5 +1,6 @@
 """Lets modules be examined whose answer is no [B, S, D]: one for each row (a class, a pooled state), or [B, S]."""
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.input_discovery import is_lazy
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -17,6 +19,7 @@ from nsa_doctor.subject.contract import AnswerSize, Subject
 
 _ROWS = (2, 3)
 _LENGTHS = ((5, 8), (32, 48), (512, 1024))  # pairs, since the shape is to be one: short ones, or of whole blocks
+_LENGTHS_OF_WIDTH = (16, 32)
 _TOKENS = "S"
 
 
@@ -24,6 +27,23 @@ def with_answers_for_tokens(subject: Subject, module: nn.Module) -> Subject:
     """The subject, whose answer is [B, S, D] where the module gives none such, but one of a shape that is known."""
     known = _known_answer(subject, module)
     return subject if known is None else answering(subject, *known)
+
+
+def with_width_of_output(
+    subject: Subject, module: nn.Module, asking: Callable[[int], None], avoid: Collection[int]
+) -> Subject:
+    """The subject that knows how wide its output is, seen at a length that is not the width of its input.
+
+    As it is where no call of that length is answered, or where it is one to `avoid`. `asking` gets the length.
+    """
+    length = next(each for each in _LENGTHS_OF_WIDTH if each != subject.width)
+    if subject.input == "tokens" or is_lazy(module) or length in avoid:
+        return subject
+    asking(length)
+    sp = BuiltModule(subject, module, subject.dtype)
+    with preserved_state(), evaluating(module), torch.no_grad():
+        output = attempt(lambda: sp(sp.input(length)))
+    return subject if isinstance(output, Caught) else replace(subject, output_width=output.shape[-1])
 
 
 def answering_when_seen(subject: Subject) -> Subject:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.adapters.adapter import Adapter
-from nsa_doctor.adapters.answer_shapes import answering_when_seen, with_answers_for_tokens
+from nsa_doctor.adapters.answer_shapes import answering_when_seen, with_answers_for_tokens, with_width_of_output
 from nsa_doctor.adapters.cache_discovery import with_cache_methods
 from nsa_doctor.adapters.decoding_discovery import with_decoding
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names, require_one_input
@@ -131,7 +131,7 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
     if request.width is not None or (adapter.width is None and guess.width not in _widths(module, guess.input)):
         options += ("--width", str(guess.width))
     options += () if request.size is None else ("--size", request.size)
-    return replace(guess, options=options)
+    return with_width_of_output(replace(guess, options=options), module, asking, request.avoid)
 
 
 def _made(spec: str, make: Callable[[], Any]) -> Any:

@@ -29,11 +29,11 @@ from nsa_doctor.adapters.decoding_proof import (
 )
 from nsa_doctor.adapters.decoding_way import Decoding, Step
 from nsa_doctor.adapters.input_discovery import called, parameter_names
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.probes.attention.decoding import SingleTokens
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.tensors.answer import split_answer
-from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.contract import Subject, WrongOutputError
 
 _CACHES = (
     *("past_key_values", "past_key_value", "kv_cache", "cache", "state", "past_kv", "past", "layer_past", "caches"),
@@ -234,12 +234,18 @@ def _other_steps(
 
 
 def _split(subject: Subject, answer: Any, x: Tensor, name: str) -> tuple[Tensor, Any]:
-    """The output and the cache of an answer: the field of that name, or the only other part of a tuple."""
+    """The output and the cache of an answer: the field of that name, or the only other part of a tuple.
+
+    Raises WrongOutputError where there is nothing but the output, and NotComparableError where it is not clear which.
+    """
     output, _ = checked_answer(subject, answer, x)
+    others: list[Any] = []
     cache = answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
     if cache is None and isinstance(answer, tuple):
         others = [each for each in answer if each is not output and each is not None]
         cache = others[0] if len(others) == 1 else None
+    if cache is None and others:
+        raise NotComparableError(f"which part of an answer of {len(answer)} is the {name} is not clear")
     if cache is None:
-        raise TypeError(f"no {name} comes back")
+        raise WrongOutputError(f"forward returned no {name} beside its output")
     return output, cache

@@ -65,7 +65,8 @@ class Subject:
     `call_seconds` are (length, seconds) of the forward passes that were made to find out how long a sequence it serves,
     `seen` those of them that raised where it has to serve, and `whole_multiples_of` a number of tokens of which it
     serves whole multiples alone: `forward` fills up what is shorter. `answer` is where in the module's answer, and of
-    which shape, what `forward` makes [B, S, D] of stands, where the module itself gives none such.
+    which shape, what `forward` makes [B, S, D] of stands, where the module itself gives none such. `output_width` is
+    how wide its output was where not `is_width_kept` and that was found out.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens); for
@@ -139,6 +140,7 @@ class Subject:
     whole_multiples_of: int = 1
     answer: tuple[str, AnswerSize] | None = None
     is_width_kept: bool = True
+    output_width: int | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None

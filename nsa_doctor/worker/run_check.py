@@ -4,7 +4,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from traceback import walk_tb
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
@@ -12,7 +11,6 @@ from nsa_doctor.core.facts import SWEPT
 from nsa_doctor.core.finding import Finding, Note, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place, TroubleKind
-from nsa_doctor.core.package import is_doctors, own_file
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.seams import offers_no
 from nsa_doctor.core.torch_errors import error_evidence
@@ -20,12 +18,10 @@ from nsa_doctor.probes.hooks.phase import heard_by
 from nsa_doctor.probes.model.loops import preserved_loop
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.observing import Observer
+from nsa_doctor.probes.model.own_error import is_own_error
 from nsa_doctor.probes.model.state import preserved_state
-from nsa_doctor.subject.contract import Subject, WrongOutputError
+from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.observed_findings import findings_of
-
-# What watches an operation passes its exception on.
-_WATCHING = ("__torch_dispatch__", "__torch_function__", "called", "dispatched")
 
 
 def run_check(check: Check, subject: Subject) -> Result:
@@ -71,7 +67,7 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
         return _skipped(check, str(error))
     if isinstance(error, NotApplicableError):
         return replace(_skipped(check, str(error)), is_required=False)
-    if isinstance(error, SubjectFailedError) and not _is_own(error.caught.error):
+    if isinstance(error, SubjectFailedError) and not is_own_error(error.caught.error):
         trouble = trouble_of(error, subject.packages)
         if trouble.kind == "out_of_memory":
             return _skipped(check, f"out of memory: {trouble.message}")
@@ -84,16 +80,6 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
         return Result(code=manual.code, name=manual.name, verdict=Verdict.CRASH, reason=caught.sentence)
     place = Place(file=line.file, line=line.line, function=line.function)
     return _failed(check, subject, f"the subject raises {caught.sentence}", place)
-
-
-def _is_own(error: BaseException) -> bool:
-    """Whether the doctor's code raised, that of planted bugs apart, though it was called from the subject's."""
-    if isinstance(error, WrongOutputError):
-        return False
-    file = ""
-    for frame, _ in walk_tb(error.__traceback__):
-        file = "" if frame.f_code.co_name in _WATCHING else frame.f_code.co_filename
-    return is_doctors(file) and not file.startswith(f"{own_file('checks')}/")
 
 
 def _failed(check: Check, subject: Subject, message: str, place: Place, kind: TroubleKind = "raised") -> Result:

@@ -16,6 +16,7 @@ from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedErro
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Census, Mode
 from nsa_doctor.probes.hooks.phase import is_of_the_watch, listener
 from nsa_doctor.probes.internal import is_traced
+from nsa_doctor.probes.model.own_error import is_own_error
 from nsa_doctor.probes.model.snapshot import Snapshot
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.answer import split_answer
@@ -174,7 +175,7 @@ class Observer:
             return float(x.abs().max()) <= _LARGEST_INPUT  # which NaN is not
 
     def _keep_raised(self, call: Call, caught: Caught) -> None:
-        is_ours = isinstance(caught.error, NotComparableError) or is_of_the_watch(caught)
+        is_ours = isinstance(caught.error, NotComparableError) or is_of_the_watch(caught) or is_own_error(caught.error)
         if isinstance(caught.error, Exception) and not is_ours:
             failure = SubjectFailedError(call.seam, caught, call.module)
             self._keep(Observation(kind="raised", call=call, failure=failure))

@@ -142,6 +142,9 @@ def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor,
     def is_no_map(output: Tensor) -> bool:  # scores [B, S, S] beside it are as wide as it at one length
         return is_of_tokens(output) and output.shape[2] != length
 
+    # as a state [B, D, K] beside it is of S tokens at one length
+    may_be_map = subject.width == length and subject.output_width != subject.width
+
     fits, width = is_of_tokens, "vocabulary" if subject.input == "tokens" else str(subject.width)
     if subject.input == "tokens":
         output, others = split_answer(answer, is_of_tokens)
@@ -149,7 +152,7 @@ def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor,
         fits = is_as_wide
         output, others = split_answer(answer, is_as_wide)
     else:
-        preferred = (is_no_map,) if subject.width == length else (is_as_wide, is_no_map)
+        preferred = (is_no_map,) if may_be_map else (is_as_wide, is_no_map)
         output, others = split_answer(answer, *preferred, is_of_tokens)
     expected = f"expected a floating-point tensor [{rows}, {length}, {width}]"
     if not isinstance(output, Tensor):

@@ -8,7 +8,7 @@ from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.package import is_doctors, own_file
 from nsa_doctor.isolation import worker_process
 from nsa_doctor.isolation.failures import CrashReport, WorkerHungError
-from nsa_doctor.worker import run_check
+from nsa_doctor.probes.model.own_error import is_own_error
 
 CASE, OWN = own_file("regressions", "r998_some_symptom.py"), own_file("checks", "dat", "dat104_loader_hangs.py")
 DUMP = f"""Current thread 0x01 (most recent call first):
@@ -29,7 +29,7 @@ def test_a_child_that_stands_in_a_case_is_not_at_the_doctors_own_work() -> None:
 def test_what_a_case_raises_is_raised_by_the_subject() -> None:
     failed = own_file("core", "registry.py"), CASE
     errors = [attempt(lambda file=file: eval(compile("{}['a']", file, "eval"))) for file in failed]
-    assert [run_check._is_own(each.error) for each in errors if isinstance(each, Caught)] == [True, False]
+    assert [is_own_error(each.error) for each in errors if isinstance(each, Caught)] == [True, False]
 
 
 def test_a_line_of_a_case_where_data_do_not_come_is_named() -> None:
