@@ -1,15 +1,18 @@
 """FWD223 answer-of-another-input
 
 Detects: a call that gives what an earlier one computed of other values: kept by the input's object, address or shape,
-by its sum, or by its first and last tokens.
+by its sum, or by its first and last tokens. Also one that answers for other values of another tensor that its forward
+takes, as times, positions or a mask, kept by shape alone; what a method of the module resets is left alone.
 Matters: two batches that look alike to the key are one to the module; the second is answered with the first.
 Fix: key what is kept by what it is computed from: all values, or the length for what depends on that alone.
 
 Example:
     # faulty
     key = (x.shape, float(x.sum()))  # the same for the tokens in another order
+    if self.gaps is None or self.gaps.shape != shape: self.gaps = gaps_of(times)  # of another call's times
     # correct
     key = x.shape[1]  # for a table of positions; an output is kept by nobody
+    gaps = gaps_of(times)
 """
 
 from collections.abc import Iterator
@@ -19,8 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.behaviour.kept_arguments import kept_arguments
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -32,7 +38,8 @@ _LENGTH, _ROWS = 18, 3
 def run(subject: Subject) -> Iterator[Finding]:
     ways = _alike(torch.zeros(1, 2, 2))
     found = (_examine(subject, words, has_grad) for words in ways for has_grad in (False, True))
-    yield from [first] if (first := next((finding for finding in found if finding), None)) else []
+    first = next(filter(None, found), None)
+    yield from [first] if first else _of_arguments(subject)
 
 
 def _alike(x: Tensor) -> dict[str, Tensor]:
@@ -77,6 +84,15 @@ def _finding(subject: Subject, words: str, has_grad: bool, x: Tensor, found: Dep
         evidence={"length": x.shape[1], "error": found.error, "floor": found.floor},
         repro=command_for(subject, "FWD223"),
     )
+
+
+def _of_arguments(subject: Subject) -> Iterator[Finding]:
+    """Those of the tensors that its forward takes beside its input."""
+    with torch.no_grad(), unobserved():  # what it raises for values that it does not take is none of its faults
+        found = attempt(lambda: list(kept_arguments(subject, min(_LENGTH, subject.max_length), _ROWS)))
+    for kept in found[:1] if isinstance(found, list) else []:
+        evidence = {"argument": kept.name, "error": kept.error}
+        yield Finding(message=kept.text, where=kept.place, evidence=evidence, repro=command_for(subject, "FWD223"))
 
 
 def planted(subject: Subject) -> Subject:
