@@ -63,7 +63,8 @@ def test_the_wheel_holds_every_module_and_configuration_and_nothing_else(wheel: 
     modules = {str(path.relative_to(ROOT)) for name in ("nsa", "nsa_doctor") for path in (ROOT / name).rglob("*.py")}
     cases = {f"nsa_doctor/{path.relative_to(ROOT)}" for path in (ROOT / "regressions").glob("*.py")}
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "nsa_doctor" / "render" / "page").iterdir()}
-    pages |= {"nsa_doctor/core/score.json", "nsa_doctor/regressions/README.md", "nsa/py.typed", "nsa_doctor/py.typed"}
+    pages |= {"nsa_doctor/regressions/README.md", "nsa/py.typed", "nsa_doctor/py.typed"}
+    pages |= {f"nsa_doctor/core/{name}.json" for name in ("score", "usual_costs")}
     configs = {f"nsa/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}

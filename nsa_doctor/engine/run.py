@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_doctor.core import registry
-from nsa_doctor.core.check import PROFILES
 from nsa_doctor.core.deduplicate import deduplicate
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.report_facts import environment, subject_facts
+from nsa_doctor.core.usual_costs import cost_of_a_finding
 from nsa_doctor.engine.conclusions import is_swept, with_observed
 from nsa_doctor.engine.schedule import Task, work_off
 from nsa_doctor.engine.session import Session
@@ -90,7 +90,7 @@ def _tasks(request: RunRequest, session: Session) -> list[Task]:
     tasks = []
     if swept:
         tasks.append(Task("sweep", swept, frozenset(), lambda supervisor: _sweep(session, supervisor)))
-    entries = request.checks if session.pace is None else sorted(request.checks, key=_least_telling)
+    entries = request.checks if session.pace is None else sorted(request.checks, key=_most_telling)
     for entry in entries:
         code = entry.manual.code
         if code not in swept:
@@ -100,9 +100,9 @@ def _tasks(request: RunRequest, session: Session) -> list[Task]:
     return tasks
 
 
-def _least_telling(entry: Entry) -> tuple[bool, int]:
-    """A key to sort by what an examination of little time begins with."""
-    return not entry.telling, PROFILES.index(entry.profile)
+def _most_telling(entry: Entry) -> tuple[bool, float]:
+    """A key to sort by what an examination of little time begins with: what finds most for the time that it takes."""
+    return not entry.telling, cost_of_a_finding(entry.manual.code)
 
 
 def _checking(entry: Entry, session: Session) -> Callable[[Supervisor], str]:

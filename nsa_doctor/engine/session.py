@@ -14,7 +14,7 @@ from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import needs_of
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Point
-from nsa_doctor.core.pace import Pace
+from nsa_doctor.core.pace import Pace, left_out_of_all, seconds_of_all
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.core.seams import offers_no
@@ -35,7 +35,8 @@ class Session:
 
     `codes` are the checks to be answered: a sweep answers several of them at once. Several threads may answer checks of
     one session, each in its own supervisor. `observed` is what calls of checks showed that other checks answer.
-    `is_paced`: it ends after the seconds of its profile where calls of the subject are slow, and leaves the rest out.
+    `is_paced`: it ends after the seconds of its profile, early where calls of the subject are slow, and leaves the rest
+    out.
     """
 
     examination_request: ExaminationRequest
@@ -95,8 +96,10 @@ class Session:
         if missing:
             reason = offers_no(missing)
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason, is_required=False)
-        elif self.pace is not None and not self._seconds_for_a_check(entry):
-            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=self.pace.left_out)
+        elif not self._seconds_for_a_check(entry):
+            pace = self.pace
+            reason = left_out_of_all(self.examination_request.profile) if pace is None else pace.left_out
+            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
         elif failed:
             result = self._check_what_is_left(entry, supervisor, failed)
         else:
@@ -132,10 +135,11 @@ class Session:
         return supervisor.check(entry.manual.code, self.examination_request.timeout, at_most=at_most, left=where)
 
     def _seconds_for_a_check(self, entry: Entry) -> float:
-        most = CHECK_SECONDS[self.examination_request.profile]
-        if self.pace is None:
-            return most
-        return min(most, self.pace.seconds_left(time.monotonic() - self._began, is_telling=entry.telling))
+        profile, spent = self.examination_request.profile, time.monotonic() - self._began
+        most = CHECK_SECONDS[profile]
+        if self.pace is not None:
+            return min(most, self.pace.seconds_left(spent, is_telling=entry.telling))
+        return most if not self.is_paced or spent < seconds_of_all(profile) else 0.0
 
     def sweep(self, supervisor: Supervisor) -> int:
         """Answer all checks that a sweep answers; the number of points it was planned to measure."""

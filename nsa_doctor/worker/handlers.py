@@ -13,6 +13,7 @@ from nsa_doctor.adapters.any_module import libraries_of, packages_of
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.adapters.refusals import filled_up
 from nsa_doctor.core import registry
+from nsa_doctor.core.allowance import Allowance
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.finding import Result
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _MOST_CODE_RANGES = 2000
 _FOUND_OUT = ("max_length", "longest", "call_seconds", "whole_multiples_of", "answer")
 _MOST_SPREAD = 64
+_LOCATING_SECONDS = 30.0  # of all checks of one child, on places of what their calls did on the way
 
 
 def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -65,6 +67,7 @@ class RequestHandler:
         self._conditions = Conditions()
         self._modules_before = frozenset(sys.modules)
         self._package: tuple[str, ...] = ()
+        self._locating = Allowance(_LOCATING_SECONDS)
         self.sampler = StackSampler()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +161,7 @@ class RequestHandler:
             subject = replace(subject, modes=tuple(left["modes"]), max_length=left["max_length"])
         beat = lambda length: self._send({"event": "calling", "length": length})  # noqa: E731
         tally = Tally()
-        result = run_check(check, tallied(watched(subject, beat, frozenset(avoid)), tally))
+        result = run_check(check, tallied(watched(subject, beat, frozenset(avoid)), tally), self._locating)
         return replace(result, examined=tally.to_json())
 
     def time(self, length: int, repeats: int) -> dict[str, Any]:

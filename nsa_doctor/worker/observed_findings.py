@@ -1,9 +1,11 @@
 """What a check's calls did on the way, as findings of the checks that answer such facts."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 from nsa_doctor.core import registry
+from nsa_doctor.core.allowance import Allowance
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.facts import Fact
@@ -26,10 +28,20 @@ from nsa_doctor.subject.contract import Subject
 _MOST_LOCATED = (
     4  # output and gradients, in two modes; each costs a run of the check up to that call, and some traced passes
 )
+_LOCATING_SECONDS = 10.0  # of one check: its own answer must not be late for it
 
 
-def findings_of(observer: Observer, check: Check, subject: Subject) -> Iterator[Finding]:
-    """One finding for each observation, with its place; `subject` is the one that the check was given."""
+def findings_of(observer: Observer, check: Check, subject: Subject, locating: Allowance) -> Iterator[Finding]:
+    """One finding for each observation, with its place; `subject` is the one that the check was given.
+
+    `locating` are the seconds that may be spent on places by all checks together: the same values that are not finite
+    come up in many, and are one cause.
+    """
+    with locating.spending(_LOCATING_SECONDS) as until:
+        yield from _findings(observer, check, subject, until)
+
+
+def _findings(observer: Observer, check: Check, subject: Subject, until: float) -> Iterator[Finding]:
     located, raised = 0, 0
     for observation in observer.observations:
         if observation.failure is not None:
@@ -38,9 +50,9 @@ def findings_of(observer: Observer, check: Check, subject: Subject) -> Iterator[
             yield from found_here
             continue
         found = None
-        if located < _MOST_LOCATED:
+        if located < _MOST_LOCATED and time.monotonic() < until:
             located += 1
-            found = _located(observation, check, subject)
+            found = _located(observation, check, subject, until)
         yield _nonfinite(observation, found, check, subject)
 
 
@@ -64,9 +76,9 @@ def _raised(observation: Observation, check: Check, subject: Subject, *, is_firs
     )
 
 
-def _located(observation: Observation, check: Check, subject: Subject) -> Located:
+def _located(observation: Observation, check: Check, subject: Subject, until: float) -> Located:
     snapshot = _snapshot(observation, check, subject)
-    return Located() if snapshot is None else locate(subject, snapshot, observation.kind == "gradients")
+    return Located() if snapshot is None else locate(subject, snapshot, observation.kind == "gradients", until)
 
 
 def _snapshot(observation: Observation, check: Check, subject: Subject) -> Snapshot | None:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nsa_doctor.core.allowance import Allowance
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.facts import SWEPT
@@ -24,11 +25,12 @@ from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.observed_findings import findings_of
 
 
-def run_check(check: Check, subject: Subject) -> Result:
+def run_check(check: Check, subject: Subject, locating: Allowance | None = None) -> Result:
     """Findings make FAIL, a missing seam or nothing to compare with SKIP, the doctor's own exception CRASH.
 
     What it found before it gave up or raised stands. What its calls did on the way, whatever the check makes of it, are
-    findings of the checks that answer such facts; they stand behind its own and do not make it FAIL.
+    findings of the checks that answer such facts; they stand behind its own and do not make it FAIL. Their places may
+    be looked for in the seconds of `locating`, and without a limit of all checks together where it is not given.
     """
     missing = [seam for seam in check.needs if not subject.offers(seam)]
     if missing:
@@ -44,7 +46,7 @@ def run_check(check: Check, subject: Subject) -> Result:
     if isinstance(answer, Caught) and not ended.findings:
         ended = replace(_raised(answer, check, subject), notes=ended.notes)
     is_about_calls = any(fact in SWEPT for fact in check.answers)  # and judges each of them itself
-    beside = () if is_about_calls else tuple(findings_of(observer, check, subject))
+    beside = () if is_about_calls else tuple(findings_of(observer, check, subject, locating or Allowance()))
     return replace(ended, findings=(*ended.findings, *beside), seconds=time.perf_counter() - start)
 
 

@@ -1,5 +1,6 @@
 """Where values that one call of a check gave were first not finite: the call is made again from a snapshot, traced."""
 
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,15 +33,18 @@ class Located:
     num_repeats: int = 0
 
 
-def locate(subject: Subject, snapshot: Snapshot, wants_gradients: bool) -> Located:
-    """Make the call again as it was; where it is finite then, again and again on one module, with ever new draws."""
+def locate(subject: Subject, snapshot: Snapshot, wants_gradients: bool, until: float) -> Located:
+    """Make the call again as it was; where it is finite then, again and again on one module, with ever new draws.
+
+    No further repetition begins once `time.monotonic` has come to `until`.
+    """
     frames = FrameFilter(subject.packages)
     with preserved_state(), warnings.catch_warnings(), unobserved():
         warnings.simplefilter("ignore")
         same = attempt(lambda: origins(lambda tracer: _made(subject, snapshot, tracer, wants_gradients), frames))
         if not isinstance(same, Caught) and same is not None and same[1]:
             return Located(origin=same[1][0])
-        return _repeated(subject, snapshot, frames, wants_gradients)
+        return _repeated(subject, snapshot, frames, wants_gradients, until)
 
 
 def _made(subject: Subject, snapshot: Snapshot, tracer: Tracer, wants_gradients: bool) -> Returned:
@@ -48,11 +52,14 @@ def _made(subject: Subject, snapshot: Snapshot, tracer: Tracer, wants_gradients:
     return _traced(subject, module, snapshot, (args, kwargs), tracer, wants_gradients)
 
 
-def _repeated(subject: Subject, snapshot: Snapshot, frames: FrameFilter, wants_gradients: bool) -> Located:
+def _repeated(
+    subject: Subject, snapshot: Snapshot, frames: FrameFilter, wants_gradients: bool, until: float
+) -> Located:
     """One module and one stream of random numbers: a fault by chance or by the number of the call comes back."""
     module, _, kwargs = snapshot.again()
-    origin, seen = None, 0
-    for _ in range(_MOST_REPEATS):
+    origin, seen, repeats = None, 0, 0
+    while repeats < _MOST_REPEATS and time.monotonic() < until:
+        repeats += 1
         given = (snapshot.given(), kwargs)
         again = attempt(
             lambda given=given: origins_of_one_pass(
@@ -61,7 +68,7 @@ def _repeated(subject: Subject, snapshot: Snapshot, frames: FrameFilter, wants_g
         )
         if not isinstance(again, Caught) and again:
             seen, origin = seen + 1, origin or again[0]
-    return Located(origin=origin, num_seen=seen, num_repeats=_MOST_REPEATS)
+    return Located(origin=origin, num_seen=seen, num_repeats=repeats)
 
 
 def _traced(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsa_doctor.core.pace import Pace
+from nsa_doctor.core.pace import Pace, left_out_of_all, seconds_of_all
 
 SLOW = ((16, 0.1), (32, 0.2), (64, 0.4), (128, 0.8))
 
@@ -19,9 +19,24 @@ def test_short_calls_are_slow_long_before_long_ones_are(calls: tuple[tuple[int, 
     assert Pace.of(calls, "quick") is not None
 
 
+def test_a_loop_over_tokens_gets_few_calls_too_and_time_enough_for_most_checks() -> None:
+    loop, slow = Pace.of(((16, 0.015), (64, 0.06), (256, 0.24)), "quick"), Pace.of(SLOW, "quick")
+    assert loop is not None
+    assert slow is not None
+    assert (loop.length, loop.short_seconds) == (256, 0.06)
+    assert loop.seconds > 2 * slow.seconds
+    assert loop.num_lengths == 5
+    assert Pace.of(((16, 0.01), (64, 0.04), (256, 0.16)), "quick") is None
+
+
 def test_the_full_profile_takes_the_time_it_needs() -> None:
     assert Pace.of(SLOW, "full") is None
     assert Pace.of(SLOW, "quick") is not None
+    assert seconds_of_all("quick") < float("inf") == seconds_of_all("full")
+
+
+def test_why_a_check_did_not_begin_says_what_to_do() -> None:
+    assert left_out_of_all("quick").startswith("left out: the 300 s of the profile quick were over; --profile full")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from nsa_doctor.core import pace, registry
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Report, Verdict
 from nsa_doctor.core.registry import Entry
-from nsa_doctor.engine.run import RunRequest, run
+from nsa_doctor.core.usual_costs import cost_of_a_finding
+from nsa_doctor.engine.run import RunRequest, _most_telling, run
 from nsa_doctor.probes.attention.decoding import lengths_to_decode
 from nsa_doctor.subject.request import SubjectRequest
 from tests.nsa_doctor.conftest import HERE, is_marked
@@ -75,6 +76,26 @@ def test_a_slow_subject_is_given_the_fewest_calls_that_can_tell() -> None:
     assert [(plan.length, plan.num_cuts, plan.mode) for plan in plans(slow)] == [(16, 2, "eval")]
     assert len(plans(subject)) > 3
     assert lengths_to_decode(slow)[0] < lengths_to_decode(subject)[0]
+
+
+def test_an_examination_that_takes_too_long_begins_no_further_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pace._SECONDS_OF_ALL, "quick", 0.0)  # type: ignore[arg-type]
+    for name in ("_SLOW_CALL", "_SHORT_CALL_OF_A_LOOP"):
+        monkeypatch.setattr(pace, name, 60.0)
+    report = ran("waiting:healthy", registry.select(("FWD203", "NAN101"), (), "quick"))
+    results = {result.code: result for result in report.results}
+    assert results["NAN101"].verdict is Verdict.PASS
+    assert (results["FWD203"].verdict, report.decision) == (Verdict.SKIP, Decision.UNKNOWN)
+    assert results["FWD203"].reason.startswith("left out: the 0 s of the profile quick were over")
+
+
+def test_what_finds_most_for_its_time_comes_first() -> None:
+    entries = registry.entries()
+    first = sorted(entries.values(), key=_most_telling)
+    assert {entry.manual.code for entry in first[:5]} == {*TELLING, "DEC101"}
+    places = {entry.manual.code: place for place, entry in enumerate(first)}
+    assert places["FWD226"] < places["GRD208"] < places["FWD211"]
+    assert cost_of_a_finding("XYZ999") == cost_of_a_finding("XYZ998")
 
 
 def test_telling_checks_are_part_of_the_shortest_profile() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core import registry
+from nsa_doctor.core.allowance import Allowance
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError, attempt
 from nsa_doctor.core.finding import Finding, Result, Verdict
@@ -38,8 +39,20 @@ def backward(sp: BuiltModule, batch: int) -> None:
     ask("backward", output.square().sum().backward, sp.module, output)
 
 
-def seen(faulty: Measurer, name: str, calls: Calls, dtype: str | None = None) -> Result:
-    return run_check(careless(calls, dtype), faulty(f"sometimes:{name}").subject)
+def seen(
+    faulty: Measurer, name: str, calls: Calls, dtype: str | None = None, locating: Allowance | None = None
+) -> Result:
+    return run_check(careless(calls, dtype), faulty(f"sometimes:{name}").subject, locating)
+
+
+def test_once_the_seconds_of_all_checks_are_over_no_place_is_looked_for(faulty: Measurer) -> None:
+    allowance = Allowance(60.0)
+    (located,) = seen(faulty, "NanInBatches", lambda sp: sp(sp.input(9, batch=2)), locating=allowance).findings
+    assert "the first inf comes from div" in located.message
+    assert 0 < allowance.seconds < 60
+    (other,) = seen(faulty, "NanInBatches", lambda sp: sp(sp.input(9, batch=2)), locating=Allowance(0.0)).findings
+    assert other.code == located.code
+    assert other.message.endswith("where that begins is not known: it was not looked for")
 
 
 @pytest.mark.parametrize(
