@@ -2,7 +2,7 @@
 
 Detects: a module named after RMSNorm or LayerNorm whose output, with the weights that it starts with, grows with its
 input, or has another mean square than those weights give, or whose weights begin on both sides of zero; L2Norm and
-ScaleNorm: the first of these.
+ScaleNorm, and a norm by some of the channels or by the lengths of vectors: the first of these.
 Matters: a sum for a mean, a variance for its root, an epsilon in the wrong place: what follows is fed too much or too
 little, the model trains all the same, and weights of another implementation give other outputs.
 Fix: divide by the root of the mean square over the channels, to which epsilon is added.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.internal import NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.numerics.norm_measures import measures_something_else
 
 _NAME = re.compile(r"(rms|layer|l2|scale)_?norm(alization|gated|fp32|\d\w?)?$", re.IGNORECASE)  # not LayerNormLinear
 _OWN_SIZE = re.compile(r"l2|scale", re.IGNORECASE)  # a length of one, or one that is learnt
@@ -103,6 +104,8 @@ def _fault(module: nn.Module, x: Tensor, gates: Sequence[Tensor]) -> str | None:
     if gates or _OWN_SIZE.search(type(module).__name__):
         return None
     if any(_is_one(plain / scale) for scale in _scales(module, plain)):
+        return None
+    if measures_something_else(lambda given: _unshifted(module, given), x):
         return None
     weights = [each.detach() for each in module.parameters()]
     of = f" (weights {_size(weights[0]):.3g})" if weights else ""
