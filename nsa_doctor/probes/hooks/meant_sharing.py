@@ -1,0 +1,131 @@
+"""Words by which a source says that its layers share their parameters, and not that something else is shared."""
+
+import inspect
+import io
+import linecache
+import re
+import textwrap
+import tokenize
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.frames import Line
+
+_ON_PURPOSE = re.compile(  # as words of a name, and with a capital inside one
+    r"(?<![a-z])(?i:shar(e|es|ed|ing)|ties?|tied|tying|recurren\w*|universal|reus\w+|recycl\w+|unroll\w*|loop(s|ed|ing)"
+    r"|albert|iterat\w+(?! (over|through)\b)|cyclic|over and over|repeatedly|the same (\w+ ){0,2}(weights?|parameters?"
+    r"|layer|block|module|cell|network|update|step|map|stage))(?![a-z])"
+    r"|Shar(e|es|ed|ing)|Tied|Tying|Recurren|Universal|Reus|Recycl|Unroll|Looped|Albert|Iterat|Cyclic"
+)
+_BESIDE = re.compile(  # at the line itself
+    r"(?<![a-z])(same|(one|single) (and|block|layer|module|set|cell|instance|network))(?![a-z])"
+    r"(?!.*\b(per|for (each|every))\b)",
+    re.IGNORECASE,
+)
+_OF_ANOTHER = re.compile(  # what else a model shares
+    r"embed|(?<![a-z])(emb|wte|wpe)(?![a-z])|vocab|logits?(?![a-z])|lm_?head|classifier|tie_weights|tied_weights"
+    r"|(output|final|last|first|input|softmax)[ _-](layer|projection|head|weight|matrix|proj)"
+    r"|(?<![a-z])(kv|cache|keys?|values?|rotary|memory|storage|tensor|buffer)(?![a-z])",
+    re.IGNORECASE,
+)
+_OF_DEPTH = re.compile(
+    r"(?<![a-z])(layers|blocks|depths?|levels|stacks?|stages)(?![a-z])"
+    r"|\b(each|every|all|one|single|same) (layer|block)s?\b",
+    re.IGNORECASE,
+)
+_SENTENCES = re.compile(r"(?<=[.;:])\s|\n\s*\n")
+_BETWEEN = frozenset({tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING})
+
+
+@dataclass(frozen=True)
+class _Remark:
+    """A comment, a sentence or a name, the statement that it stands beside, and that one's first and last line."""
+
+    text: str
+    beside: str = ""
+    first: int = 0
+    last: int = -1
+
+
+def is_meant(
+    holder: nn.Module, name: str, part: str, lines: Collection[Line] = (), names: Collection[str] = ()
+) -> bool:
+    """Whether the class of what holds the container `name`, or the code around these lines, says that layers share.
+
+    What is said of embeddings or an output layer is not said of layers, unless it names these as well. `part` is the
+    class of the layer, `names` what it is called where it is multiplied.
+    """
+    own = {each for each in (name.rpartition(".")[2], part, *names) if each and not each.isdigit()}
+    said = [*map(_Remark, (*name.split("."), type(holder).__name__, *vars(holder)))]
+    said += [each for text, first in _sources(holder, lines) for each in _remarks(text, first)]
+    numbers = {each.line for each in lines}
+    return any(_says_it(each, own, numbers) for each in said)
+
+
+def _says_it(remark: _Remark, own: Collection[str], lines: Iterable[int]) -> bool:
+    if any(remark.first <= line <= remark.last for line in lines):
+        return bool(_ON_PURPOSE.search(remark.text)) or (" " in remark.text and bool(_BESIDE.search(remark.text)))
+    if not _ON_PURPOSE.search(remark.text):
+        return False
+    whole = f"{remark.text} {remark.beside}"
+    names_it = any(re.search(rf"\b{re.escape(each)}\b", whole) for each in own)
+    return names_it or bool(_OF_DEPTH.search(remark.text)) or not _OF_ANOTHER.search(whole)
+
+
+def _sources(holder: nn.Module, lines: Iterable[Line]) -> Iterator[tuple[str, int]]:
+    """The source of the holder's class, and of what stands at the margin around each line; with its first line."""
+    kind = type(holder)
+    if not kind.__module__.startswith("torch."):
+        read = attempt(lambda: inspect.getsourcelines(kind))
+        if not isinstance(read, Caught):
+            yield "".join(read[0]), read[1]
+    for file in dict.fromkeys(line.file for line in lines):
+        text = linecache.getlines(file)
+        for first, last in sorted({_around(text, line.line) for line in lines if line.file == file}):
+            yield "".join(text[first - 1 : last]), first
+
+
+def _around(text: list[str], line: int) -> tuple[int, int]:
+    """The first and last line of the block at the margin that a line is in, and the comments above it."""
+    first = last = min(line, len(text))
+    while first > 1 and not _is_at_margin(text[first - 1]):
+        first -= 1
+    while first > 1 and text[first - 2].startswith(("#", "@")):
+        first -= 1
+    while last < len(text) and not _is_at_margin(text[last]):
+        last += 1
+    return first, last
+
+
+def _is_at_margin(line: str) -> bool:
+    return bool(line.strip()) and line[0] not in " \t)]}#"
+
+
+def _remarks(source: str, first: int) -> Iterator[_Remark]:
+    """What a source says, each beside its statement: comments beside the one that they stand on or above."""
+    read = attempt(lambda: list(tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline)))
+    if isinstance(read, Caught):
+        yield _Remark(source)
+        return
+    words: list[tokenize.TokenInfo] = []
+    for token in read:
+        if token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
+            yield from _of_statement(words, first - 1)
+            words = []
+        elif token.type not in _BETWEEN:
+            words.append(token)
+
+
+def _of_statement(words: list[tokenize.TokenInfo], above: int) -> Iterator[_Remark]:
+    code = [each for each in words if each.type != tokenize.COMMENT]
+    beside = " ".join(each.string for each in code)
+    first, last = (code[0].start[0] + above, code[-1].end[0] + above) if code else (0, -1)
+    comment = " ".join(each.string.lstrip("# ") for each in words if each.type == tokenize.COMMENT)
+    if len(code) == 1 and code[0].type == tokenize.STRING:  # a docstring
+        yield from (_Remark(" ".join(each.split())) for each in _SENTENCES.split(code[0].string))
+        code = []
+    texts = [*_SENTENCES.split(comment), *(each.string for each in code if each.type != tokenize.OP)]
+    yield from (_Remark(" ".join(each.split()), beside, first, last) for each in texts if each.strip())
