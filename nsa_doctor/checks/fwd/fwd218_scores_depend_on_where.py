@@ -1,10 +1,12 @@
 """FWD218 scores-depend-on-where
 
 Detects: attention with rotary positions, with a softmax or without, whose scores between equal tokens depend on where
-they stand, not on their distance alone: that in rows and in columns, where tokens are the places of an image.
-Matters: queries and keys are then turned by different angles (one of them not, or twice), and what is learnt at one
-position does not hold at another.
-Fix: rotate queries and keys once each, with one table, every head alike, each by its own token's position.
+they stand, not on their distance alone: that in rows and in columns, where tokens are the places of an image. So does
+attention that adds scores of what is named after relative positions, and whose scores depend on distance without.
+Matters: queries and keys are then turned by different angles (one of them not, or twice), or the shift from distances
+to keys reads another length, and what is learnt at one position does not hold at another.
+Fix: rotate queries and keys once each, with one table, every head alike, each by its own token's position; make the
+relative positions, and their shift, for the length that comes.
 
 Example:
     # faulty
@@ -23,6 +25,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.relative_scores import relative_strays
 from nsa_doctor.probes.attention.score_watch import softmaxes
 from nsa_doctor.probes.attention.stationary import Stray, is_of_a_grid, rotation, strays, strays_without_softmax
 from nsa_doctor.probes.attention.turning_lines import turning_place
@@ -63,6 +66,8 @@ def _found(sp: BuiltModule, length: int, *, is_short_right: bool) -> Iterator[tu
     if length <= _LENGTHS[0]:
         for place, stray in strays_without_softmax(sp, x, turned):
             yield place, stray, "the same query and key for all tokens"
+        for place, stray in () if turned.is_seen else relative_strays(sp, x, turned):
+            yield place, stray, "one token everywhere"
 
 
 def planted(subject: Subject) -> Subject:
@@ -78,4 +83,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=turns_queries_alone)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"), explained_by=("FWD262",))
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"), explained_by=("FWD262", "FWD269"))

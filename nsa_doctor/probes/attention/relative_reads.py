@@ -61,6 +61,28 @@ def is_the_same(read: RelativeRead, other: RelativeRead) -> bool:
     return read.name == other.name and read.rows.shape == other.rows.shape and torch.equal(read.rows, other.rows)
 
 
+def relative_tensors(root: nn.Module) -> list[Tensor]:
+    """The parameters, buffers and plain tensors of numbers that are named after relative positions."""
+    found = {id(tensor): tensor for path, tensor in _held(root) if _is_named(root, path)}
+    return [each for each in found.values() if each.is_floating_point()]
+
+
+def _held(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from root.named_parameters()
+    yield from root.named_buffers()
+    yield from ((f"{each.module}.{each.way}".removeprefix("."), each.tensor) for each in attribute_tensors(root))
+
+
+def _is_named(root: nn.Module, path: str) -> bool:
+    """Whether a tensor's name, or that of a module of torch's which holds it, or its module's class, says so."""
+    owner, _, name = path.rpartition(".")
+    part = part_at(root, owner)
+    if type(part).__module__.startswith("torch."):
+        owner, _, name = owner.rpartition(".")
+        part = part_at(root, owner)
+    return not _OTHER.search(name) and bool(_NAME.search(name) or _KIND.search(type(part).__name__))
+
+
 class RelativeReads(TorchFunctionMode):
     """Sees what a table named after distances is indexed with, or what is indexed by an index so named."""
 

@@ -108,6 +108,20 @@ def is_of_a_grid(scores: Tensor, tolerance: float) -> bool:
     return False
 
 
+def repeats_somewhere(scores: Tensor, tolerance: float) -> bool:
+    """Whether scores [..., S, S] are the same again some number of positions on, each above its own token's.
+
+    Where those that are compared are not all alike.
+    """
+    above, size = _above(scores)
+    sizes = torch.where(torch.isfinite(above), above.abs(), 0.0)
+    bound = _bound(float(sizes.max()), size, tolerance)
+    return any(
+        _moved(above, apart) <= bound < float(sizes[:, apart:, apart:].max())
+        for apart in range(1, above.shape[-1] // 2 + 1)
+    )
+
+
 def _moved(above: Tensor, apart: int, is_left_out: Tensor | None = None) -> float:
     """By how much scores differ from those so many positions on, but for some [S, S]."""
     both = above[:, apart:, apart:] - above[:, :-apart, :-apart]
