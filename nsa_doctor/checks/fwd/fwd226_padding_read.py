@@ -2,7 +2,9 @@
 
 Detects: a row with padding that its mask marks, whose own tokens come out not finite, depend on what stands in the
 padding, raise, or, with the padding behind them, are other than those of the row alone. An output that is shorter than
-the batch where every row of it has padding. A mask of padding in whose presence later tokens are read.
+the batch where every row of it has padding. A mask of padding in whose presence later tokens are read. A part that
+pools tokens and, under a mask that hides nothing, gives so many times what it does without one, or, where it is named
+after a mean, more the more equal tokens there are.
 Matters: batches are padded; a row then gets another answer for the length of its neighbours, or NaN.
 Fix: mask padding as keys in every layer, with a finite value where a query may see nothing else, and as zeros in what
 is summed or convolved over tokens; give `pad_packed_sequence` its `total_length`.
@@ -26,6 +28,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.masked_pools import PoolFault
 from nsa_doctor.probes.attention.padded_rows import PaddedRow, masks_by_place
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_module
@@ -41,6 +44,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError(f"it serves {length} tokens, which leave no room for padding")
     with torch.no_grad(), unobserved():
         later = attempt(PaddedRow(sp, length, _PADDING, is_left=False).future)
+        pooled = attempt(PaddedRow(comparable_module(subject), length, _PADDING, is_left=False).pooled)
     if isinstance(later, tuple):
         cut, found, place = later
         yield Finding(
@@ -50,6 +54,9 @@ def run(subject: Subject) -> Iterator[Finding]:
             evidence={"length": length, "cut": cut},
             repro=command_for(subject, "FWD226"),
         )
+        return
+    if isinstance(pooled, PoolFault):
+        yield Finding(message=pooled.text, where=pooled.place, repro=command_for(subject, "FWD226"))
         return
     sizes = [(length, _PADDING), *([] if subject.is_slow or subject.max_length < _LONGER[0] else [_LONGER])]
     sides = (True, False) if masks_by_place(subject) else (False,)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import OUTPUT, Place
+from nsa_doctor.probes.attention.masked_pools import PoolFault, pool_fault
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
@@ -120,6 +121,11 @@ class PaddedRow:
         kept = {self.length: cut}
         found = self._parting(lambda: self._under(x, every), lambda: self._under(other, every), kept)
         return cut, under, definition_place(self.sp.module) if found is None else found.mask or found.place
+
+    def pooled(self) -> PoolFault | None:
+        """What is wrong with what a part pools under a mask that hides nothing."""
+        every = torch.ones_like(self._keep)
+        return pool_fault(self.sp, self.length, lambda: self._under(self.input, every))
 
     def is_mask_counted(self) -> bool:
         """Whether a mask of as many tokens at the other side gives the same: it is taken for a length, not a place.
