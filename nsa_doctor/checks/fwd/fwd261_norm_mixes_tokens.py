@@ -1,11 +1,13 @@
 """FWD261 norm-mixes-tokens
 
 Detects: a module that is named after LayerNorm, RMSNorm or ScaleNorm, is given tokens of features, and whose answer at
-one token changes with the size of another alone: its mean or its size is taken over several of them.
+one token changes with the size of another alone: its mean or its size is taken over several of them. Queries that an
+attention divides by their length over the tokens, while it divides the keys by theirs over the channels; or keys so,
+beside such queries. Both over the tokens, as in cross-covariance attention, are left alone.
 Matters: what a token becomes depends on which others are beside it, padding too, and on their number; nothing shows of
 it in an encoder, where tokens read each other anyway.
-Fix: take the mean and the variance over the last dimension alone. A norm over more says so in its name or in its
-`normalized_shape`.
+Fix: take the mean and the variance, or the length, over the last dimension alone. A norm over more says so in its name
+or in its `normalized_shape`.
 
 Example:
     # faulty
@@ -24,11 +26,13 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_number
+from nsa_doctor.probes.attention.normed_operands import askew_pairs
+from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.mixing_norms import mixing_norms, statistics_place
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH = 19  # as long as nothing else is
+_LENGTH, _ROWS = 19, 2  # as long as nothing else is
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -48,6 +52,18 @@ def run(subject: Subject) -> Iterator[Finding]:
                 evidence={"axis": norm.axis, "tokens": count, "change": norm.change},
                 repro=command_for(subject, "FWD261"),
             )
+    for pair in askew_pairs(sp, sp.input(min(_LENGTH, subject.max_length), _ROWS)):
+        askew, other = pair.over_rows, pair.other
+        yield Finding(
+            message=(
+                f"{list(askew.shape)} is divided by its length over axis {askew.axis}, {askew.size} tokens, and what "
+                f"it is compared with, {list(other.shape)}, by that over axis {other.axis}, its {other.size} channels"
+            ),
+            where=in_subject(askew.place, sp.module),
+            evidence={"axis": askew.axis, "tokens": askew.size, "channels": other.size},
+            repro=command_for(subject, "FWD261"),
+        )
+        return
 
 
 def planted(subject: Subject) -> Subject:
