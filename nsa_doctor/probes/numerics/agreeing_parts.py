@@ -47,7 +47,7 @@ class AgreeingParts:
         if own.shape != other.shape:
             return True
         differs = _differing(own, other)
-        if not bool(differs.any()):
+        if not bool(differs.any()) or self._agrees_about_the_middle(result, expected):
             return False
         if not self.kept or any(size in self.kept for size in expected.shape):
             return True
@@ -74,6 +74,22 @@ class AgreeingParts:
             return self.kept.get(wanted, wanted)
         folds = ((wanted // known, kept) for known, kept in self.kept.items() if wanted % known == 0)
         return next((fold * kept for fold, kept in folds if size % fold == 0), wanted)
+
+    def _agrees_about_the_middle(self, result: Tensor, expected: Tensor) -> bool:
+        """Whether one run is a head of the other, and of what is held for distances both hold the same for the short.
+
+        Of T tokens there are distances from T - 1 down to 1 - T.
+        """
+        lacking = [size - wanted for size, wanted in zip(result.shape, expected.shape, strict=False)]
+        is_head = any(count == size for size, count in self.kept.items())
+        if not is_head or result.ndim != expected.ndim or not any(lacking) or any(each % 2 for each in lacking):
+            return False
+        for dim, more in enumerate(lacking):
+            if more < 0:
+                expected = expected.narrow(dim, -more // 2, result.shape[dim])
+            elif more > 0:
+                result = result.narrow(dim, more // 2, expected.shape[dim])
+        return not bool(_differing(result, expected).any())
 
     def _is_cut_short(self, result: Tensor, expected: Tensor) -> bool:
         """Whether one run is a head of the other, and has less in some dimension: in blocks of tokens, say."""
