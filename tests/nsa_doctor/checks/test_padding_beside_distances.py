@@ -1,4 +1,4 @@
-"""Padding that is counted is found where it is, though positions stand for distances, of which longer rows have more."""
+"""Padding that is counted is found where it is, though there are codes of distances, of which longer rows have more."""
 
 import linecache
 import math
