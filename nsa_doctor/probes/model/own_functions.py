@@ -35,7 +35,7 @@ def own_functions(sp: BuiltModule, is_meant: Callable[[str], bool]) -> Iterator[
     Within reach are the files of its classes and of what makes and calls it, and those whose names these import.
     """
     frames = FrameFilter(sp.subject.packages)
-    held = [vars(each) for each in _within_reach(sp, frames)]
+    held = [vars(each) for each in modules_within_reach(sp, frames)]
     held += [vars(kind) for kind in {type(part): None for part in sp.module.modules()}]
     seen: set[Any] = set()
     for names in held:
@@ -60,7 +60,7 @@ def _line_of(code: CodeType) -> int:
     )
 
 
-def _within_reach(sp: BuiltModule, frames: FrameFilter) -> Iterator[ModuleType]:
+def modules_within_reach(sp: BuiltModule, frames: FrameFilter) -> Iterator[ModuleType]:
     """The subject's own Python modules, those of its parts first."""
     calls = (inspect.unwrap(each) for each in (sp.subject.build, sp.subject.forward))
     waiting = deque([*(type(part).__module__ for part in sp.module.modules()), *map(_home_of, calls)])
