@@ -14,26 +14,33 @@ from torch import nn
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import Line
 
-_ON_PURPOSE = re.compile(  # as words of a name, and with a capital inside one
-    r"(?<![a-z])(?i:shar(e|es|ed|ing)|ties?|tied|tying|recurren\w*|universal|reus\w+|recycl\w+|unroll\w*|loop(s|ed|ing)"
-    r"|albert|iterat\w+(?! (over|through)\b)|cyclic|over and over|repeatedly|the same (\w+ ){0,2}(weights?|parameters?"
-    r"|layer|block|module|cell|network|update|step|map|stage))(?![a-z])"
-    r"|Shar(e|es|ed|ing)|Tied|Tying|Recurren|Universal|Reus|Recycl|Unroll|Looped|Albert|Iterat|Cyclic"
+# Words of a name, and with a capital inside one: of layers that run again and again, and of anything that is shared.
+_AGAIN = re.compile(
+    r"(?<![a-z])(?i:recurren\w*|universal|recycl\w+|unroll\w*|loop(s|ed|ing)|albert|iterat\w+(?! (over|through)\b)"
+    r"|cyclic|over and over|repeatedly"
+    r"|the same (\w+ ){0,2}(weights?|parameters?|layer|block|module|cell|network|update|step|map|stage))(?![a-z])"
+    r"|Recurren|Universal|Recycl|Unroll|Looped|Albert|Iterat|Cyclic"
+)
+_SHARED = re.compile(
+    r"(?<![a-z])(?i:shar(e|es|ed|ing)|ties?|tied|tying|reus\w+)(?![a-z])|Shar(e|es|ed|ing)|Tied|Tying|Reus"
 )
 _BESIDE = re.compile(  # at the line itself
     r"(?<![a-z])(same|(one|single) (and|block|layer|module|set|cell|instance|network))(?![a-z])"
     r"(?!.*\b(per|for (each|every))\b)",
     re.IGNORECASE,
 )
+_ENDS = r"\b(output|final|last|first|input|softmax|embedding)[ _-](layer|projection|head|weight|matrix|proj)s?\b"
 _OF_ANOTHER = re.compile(  # what else a model shares
-    r"embed|(?<![a-z])(emb|wte|wpe)(?![a-z])|vocab|logits?(?![a-z])|lm_?head|classifier|tie_weights|tied_weights"
-    r"|(output|final|last|first|input|softmax)[ _-](layer|projection|head|weight|matrix|proj)"
-    r"|(?<![a-z])(kv|cache|keys?|values?|rotary|memory|storage|tensor|buffer)(?![a-z])",
+    rf"{_ENDS}|embed|(?<![a-z])(emb|wte|wpe)(?![a-z])|vocab|logits?(?![a-z])|lm_?head|classifier|tied?_weights"
+    r"|(?<![a-z])(kv|cache|keys?|values?|rotary|memory|storage|tensors?|buffers?|heads?|experts?|masks?|tables?|biase?s?"
+    r"|positions?|positional|dataset|loader|batch(es)?)(?![a-z])",
     re.IGNORECASE,
 )
-_OF_DEPTH = re.compile(
+_LAYER = r"(layer|block|cell|module|stack|network)s?"
+_OF_LAYERS = re.compile(
     r"(?<![a-z])(layers|blocks|depths?|levels|stacks?|stages)(?![a-z])"
-    r"|\b(each|every|all|one|single|same) (layer|block)s?\b",
+    rf"|\b(each|every|all|one|single|same) {_LAYER}\b|\b(shar|tie|reus)\w+ (\w+ ){{0,2}}{_LAYER}\b"
+    rf"|\b{_LAYER} (\w+ ){{0,3}}(shar|tie|reus)",
     re.IGNORECASE,
 )
 _SENTENCES = re.compile(r"(?<=[.;:])\s|\n\s*\n")
@@ -58,7 +65,7 @@ def is_meant(
     What is said of embeddings or an output layer is not said of layers, unless it names these as well. `part` is the
     class of the layer, `names` what it is called where it is multiplied.
     """
-    own = {each for each in (name.rpartition(".")[2], part, *names) if each and not each.isdigit()}
+    own = {part, *names}
     said = [*map(_Remark, (*name.split("."), type(holder).__name__, *vars(holder)))]
     said += [each for text, first in _sources(holder, lines) for each in _remarks(text, first)]
     numbers = {each.line for each in lines}
@@ -66,13 +73,16 @@ def is_meant(
 
 
 def _says_it(remark: _Remark, own: Collection[str], lines: Iterable[int]) -> bool:
+    text = remark.text
+    if _AGAIN.search(text):
+        return True
     if any(remark.first <= line <= remark.last for line in lines):
-        return bool(_ON_PURPOSE.search(remark.text)) or (" " in remark.text and bool(_BESIDE.search(remark.text)))
-    if not _ON_PURPOSE.search(remark.text):
+        return bool(_SHARED.search(text)) or (" " in text and bool(_BESIDE.search(text)))
+    if not _SHARED.search(text):
         return False
-    whole = f"{remark.text} {remark.beside}"
+    whole = f"{text} {remark.beside}"
     names_it = any(re.search(rf"\b{re.escape(each)}\b", whole) for each in own)
-    return names_it or bool(_OF_DEPTH.search(remark.text)) or not _OF_ANOTHER.search(whole)
+    return names_it or bool(_OF_LAYERS.search(re.sub(_ENDS, "", text))) or not _OF_ANOTHER.search(whole)
 
 
 def _sources(holder: nn.Module, lines: Iterable[Line]) -> Iterator[tuple[str, int]]:

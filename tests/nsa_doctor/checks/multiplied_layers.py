@@ -56,6 +56,24 @@ class BesideEmbeddings(Stack):
         self.head.weight = self.embed.weight
 
 
+class OfOthers(Stack):
+    """What heads, caches and tables share, and what has the same shape."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        # Keys are shared by all heads.
+        self.mix = nn.Linear(DIM, DIM)
+        self.layers = nn.ModuleList([Layer()] * depth)  # here: of others
+        self.norm = nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor of the same shape; the cache is reused."""
+        x = self.mix(x)  # the mask is shared
+        for layer in self.layers:  # iterate over the layers
+            x = layer(x)
+        return self.norm(x)
+
+
 class InARow(Stack):
     def __init__(self) -> None:
         super().__init__()
@@ -183,6 +201,7 @@ class Prompts(nn.Module):
 EVERY: dict[str, Callable[[], nn.Module]] = {
     "over lines": OverLines,
     "beside embeddings": BesideEmbeddings,
+    "of others": OfOthers,
     "in a row": InARow,
     "by a factor": ByAFactor,
     "appended": Appended,

@@ -57,6 +57,22 @@ class TiedAsEmbeddings(Stack):
         self.layers = nn.ModuleList([Layer()] * depth)
 
 
+class ByPosition(Stack):
+    """A universal encoder, with embeddings of the position and of the level."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer()] * depth)
+
+
+class OneBlock(Stack):
+    """A shared block behind the input embedding."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer()] * depth)
+
+
 class SaidElsewhere(Stack):
     def __init__(self, depth: int = 3) -> None:
         super().__init__()
@@ -134,5 +150,5 @@ class Activations(Stack):
 
 EVERY: list[Callable[[], nn.Module]] = [
     *(Each, Over, Beside, ByFlag, TiedAsEmbeddings, SaidElsewhere, shared_layers, of_a_function, Hybrid, InALoop),
-    *(OneTable, Activations),
+    *(ByPosition, OneBlock, OneTable, Activations),
 ]
