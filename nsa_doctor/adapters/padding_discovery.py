@@ -27,11 +27,21 @@ _LONG = 64
 _WHOLE = 48  # whole blocks of nearly any size: what fills blocks up by itself masks that under a mask alone
 _NAMES = re.compile(r"(^|_)mask$")  # attention_mask, key_padding_mask, and what has nothing to do with padding
 _OF_TOKENS = re.compile(r"(attention_|key_padding_|src_key_padding_|padding_|pad_|input_)?mask")
+
+
+def _in_place_of_the_causal_one(keep: Tensor) -> Tensor:
+    """Which keys each token sees, [B, 1, S, S]: those before it that are no padding, and itself."""
+    before = torch.ones(keep.shape[1], keep.shape[1], dtype=torch.bool, device=keep.device).tril()
+    itself = torch.eye(keep.shape[1], dtype=torch.bool, device=keep.device)
+    return (keep.bool()[:, None, None] & before) | itself
+
+
 _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "ones for tokens": Tensor.long,
     "true for tokens": Tensor.bool,
     "true for padding": lambda keep: ~keep.bool(),  # of masks alone that are named after it
     "true for tokens, as [B, 1, 1, S]": lambda keep: keep.bool()[:, None, None],
+    "true for tokens, as [B, 1, S, S] in place of the causal one": _in_place_of_the_causal_one,
 }
 _REAL = r"real|valid|present|actual|observed|non-?pad\w*"  # what is no padding
 _ELSE = re.compile(r"predict|hidden|hide|drop|ignor|masked|loss|count", re.IGNORECASE)  # what else a mask may be of
