@@ -60,7 +60,7 @@ def pairs_in_call(sp: BuiltModule, call: LossCall) -> tuple[bool, Broadcast | No
 
 
 def _of_seam(subject: Subject, seam: str, rows: int, length: int) -> list[Broadcast] | Caught:
-    return broadcasts(*call_of_seam(subject, seam, rows, length))
+    return broadcasts(*call_of_seam(subject, seam, rows, length), rows)
 
 
 def call_of_seam(
@@ -84,7 +84,7 @@ def call_of_seam(
 
 
 def _of_call(sp: BuiltModule, call: LossCall, batch: Batch) -> list[Broadcast] | Caught:
-    return broadcasts(sp, lambda: call.answer(sp, batch))
+    return broadcasts(sp, lambda: call.answer(sp, batch), len(batch.x))
 
 
 def _first_of_all(found: list[list[Broadcast] | Caught]) -> Broadcast | None:

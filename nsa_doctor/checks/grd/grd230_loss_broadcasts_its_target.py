@@ -1,7 +1,8 @@
 """GRD230 loss-broadcasts-its-target
 
 Detects: a loss that broadcasts its answers and its targets to each other, as [B, 1] and [B] to [B, B], and sums or
-averages over all of these pairs: `mse_loss` and the like of different sizes, and plain arithmetic. It has to be seen in
+averages over all of these pairs: `mse_loss` and the like of different sizes, and plain arithmetic. So do tensors of
+different numbers of axes whose rows do not meet, as [B, 1, S] and totals [B, 1] to [B, B, S]. It has to be seen in
 a training step, in a loss of ids or in a loss of targets by a method, with every number of rows. Pairs that are asked
 for by an axis (`x[:, None] - y`) and those of a tensor with itself are left alone.
 Matters: each answer is drawn to the targets of all rows, so to their mean; the loss falls, and nothing is learnt of the
@@ -11,8 +12,10 @@ Fix: give both one shape: `values.squeeze(-1)`, or `targets.unsqueeze(-1)`.
 Example:
     # faulty
     loss = (self.head(states) - rewards).square().mean()  # [B, 1] - [B]
+    shares = counts / counts.sum(-1)  # [B, 1, S] / [B, 1]
     # correct
     loss = (self.head(states).squeeze(-1) - rewards).square().mean()
+    shares = counts / counts.sum(-1, keepdim=True)
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,7 @@ _LOSSES = re.compile(
     r"binary_cross_entropy(_with_logits)?"
 )
 _ARITHMETIC = re.compile(r"add|sub|subtract|mul|multiply|div|divide|true_divide")
+_OF_TWO = re.compile(r"pow|float_power|maximum|minimum|fmax|fmin|logaddexp|logaddexp2|where|xlogy|lerp|atan2|hypot")
 _ELEMENTWISE = re.compile(
     r"abs|absolute|square|pow|neg|negative|exp|log|log1p|expm1|sqrt|rsqrt|relu|elu|leaky_relu|clamp|clamp_min|clamp_max|"
     r"clip|sigmoid|tanh|softplus|logsigmoid|minimum|maximum|where|masked_fill|to|float|double|half|bfloat16|type|type_as|"
@@ -39,7 +41,8 @@ _ROOTS = frozenset(("backward", "grad"))
 class Broadcast:
     """An operation on two tensors whose result has more values than either.
 
-    `is_of_pairs`: they have the same values but for axes of 1 that one of them lacks, and nobody asked for the pairs.
+    `is_of_pairs`: they have the same axes but for those of 1 that one of them lacks, or, of fewer axes, one has its
+    rows where the other has something else, as [B, 1] for [B, 1, S]; and nobody asked for the pairs.
     """
 
     operation: str
@@ -54,12 +57,13 @@ class Broadcast:
         return self.place.file, self.place.line
 
 
-def broadcasts(sp: BuiltModule, call: Callable[[], Any]) -> list[Broadcast] | Caught:
+def broadcasts(sp: BuiltModule, call: Callable[[], Any], rows: int = 0) -> list[Broadcast] | Caught:
     """Those of one call that nothing but elementwise functions, sums and means leads from to what is differentiated.
 
-    What is differentiated is what backward is called on, or else the numbers that the call returns.
+    `rows` is how many it is given, a size that nothing else has; 0 where that is not known. What is differentiated is
+    what backward is called on, or else the numbers that the call returns.
     """
-    found = watched_loss(sp, call, _Watch)
+    found = watched_loss(sp, call, lambda places: _Watch(places, rows))
     if isinstance(found, Caught):
         return found
     watch, answer = found
@@ -69,11 +73,12 @@ def broadcasts(sp: BuiltModule, call: Callable[[], Any]) -> list[Broadcast] | Ca
 class _Watch(TorchFunctionMode):
     """Follows each broadcast; a function mode is a base class by torch's design."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, rows: int) -> None:
         super().__init__()
-        self._places = places
+        self._places, self._rows = places, rows
         self._spread: dict[int, tuple[Tensor, Broadcast]] = {}  # with the tensor, or its id would be another's
         self._widened: dict[int, tuple[Tensor, tuple[str, str]]] = {}  # in which function an axis of 1 was asked for
+        self._carrying: dict[int, Tensor] = {}  # what has an axis that was asked for, also where others were summed
         self._numbers: list[tuple[Any, Broadcast]] = []
         self._roots: list[Tensor] = []
 
@@ -87,7 +92,7 @@ class _Watch(TorchFunctionMode):
         answer = func(*args, **given)
         if isinstance(answer, Tensor) and not is_transformed(answer):
             tensors = [each for each in (*args, *given.values()) if isinstance(each, Tensor)]
-            self._note_axes(name, tensors, answer)
+            self._note_axes(name, tensors, answer, args[1:])
             found = self._followed(name, tensors, answer) or self._new(name, tensors, given)
             if found is not None and answer.numel() > 1:
                 self._spread[id(answer)] = answer, found
@@ -117,34 +122,42 @@ class _Watch(TorchFunctionMode):
 
     def _new(self, name: str, tensors: list[Tensor], given: dict[str, Any]) -> Broadcast | None:
         is_a_loss = _LOSSES.fullmatch(name) is not None
-        if len(tensors) < 2 or not (is_a_loss or _ARITHMETIC.fullmatch(name)):
+        if len(tensors) < 2 or not (is_a_loss or _ARITHMETIC.fullmatch(name) or _OF_TWO.fullmatch(name)):
             return None
         if any(id(each) in self._spread for each in tensors):  # what ended does not begin again
             return None
-        first, second = tensors[:2]
-        result = torch.broadcast_shapes(first.shape, second.shape)
-        if min(first.numel(), second.numel()) < 2 or result.numel() <= max(first.numel(), second.numel()):
+        pairs = combinations(tensors, 2) if name == "where" else [(tensors[0], tensors[1])]
+        spread = ((first, second) for first, second in pairs if _is_spread(first, second))
+        found = next(spread, None)
+        place, is_own = self._places.here() if found is not None else (Place(), False)
+        if found is None or not is_own:
             return None
-        place, is_own = self._places.here()
-        if not is_own:
-            return None
+        is_of_all = _has_the_same_axes(*found)
         is_asked_for = given.get("reduction", "mean") == "none" or not is_a_loss
-        is_asked_for = is_asked_for and any(self._is_widened_in(each, place) for each in (first, second))
+        is_asked_for = is_asked_for and any(self._is_widened_in(each, place) for each in found)
+        is_asked_for = is_asked_for and (is_of_all or not all(id(each) in self._carrying for each in found))
+        is_of_pairs = is_of_all or _has_its_rows_elsewhere(*found, self._rows)
         return Broadcast(
             operation=name,
-            shapes=(first.shape, second.shape),
-            result=result,
+            shapes=(found[0].shape, found[1].shape),
+            result=torch.broadcast_shapes(*(each.shape for each in found)),
             place=place,
-            is_of_pairs=_has_the_same_axes(first, second) and not is_asked_for and not _is_the_same(first, second),
+            is_of_pairs=is_of_pairs and not is_asked_for and not _is_the_same(*found),
         )
 
-    def _note_axes(self, name: str, tensors: list[Tensor], answer: Tensor) -> None:
+    def _note_axes(self, name: str, tensors: list[Tensor], answer: Tensor, others: tuple[Any, ...]) -> None:
         first = tensors[0] if tensors else answer
-        if _VIEWS.fullmatch(name) and answer.numel() == first.numel() and _ones(answer) > _ones(first):
+        is_wider = answer.numel() == first.numel() and _ones(answer) > _ones(first)
+        index = others[0] if name == "getitem" and others else ()
+        is_indexed = any(each is None for each in (index if isinstance(index, tuple) else (index,)))
+        if _VIEWS.fullmatch(name) and (is_wider or is_indexed):
             place = self._places.here()[0]
             self._widened[id(answer)] = answer, (place.file, place.function)
         elif id(first) in self._widened and answer.shape == first.shape and not _is_paired(tensors):
             self._widened.setdefault(id(answer), (answer, self._widened[id(first)][1]))
+        is_kept = answer.shape == first.shape or (_SUMS.fullmatch(name) is not None and _ones(answer) > 0)
+        if id(answer) in self._widened or (id(first) in self._carrying and is_kept):
+            self._carrying[id(answer)] = answer
 
     def _is_widened_in(self, tensor: Tensor, place: Place) -> bool:
         """Whether the function there, or one that called it, asked for an axis of the tensor."""
@@ -180,6 +193,19 @@ def _has_the_same_axes(first: Tensor, second: Tensor) -> bool:
     """Whether one has axes of 1 that the other lacks, and the same axes beside."""
     sizes = [[size for size in each.shape if size != 1] for each in (first, second)]
     return first.ndim != second.ndim and sizes[0] == sizes[1]
+
+
+def _has_its_rows_elsewhere(first: Tensor, second: Tensor, rows: int) -> bool:
+    """Whether, of different numbers of axes, the rows of one, aligned from the right, meet none of the other."""
+    if first.ndim == second.ndim or any(list(each.shape).count(rows) != 1 for each in (first, second)):
+        return False
+    return first.ndim - first.shape.index(rows) != second.ndim - second.shape.index(rows)
+
+
+def _is_spread(first: Tensor, second: Tensor) -> bool:
+    """Whether what they are broadcast to has more values than either, of which each has several."""
+    num_values = torch.broadcast_shapes(first.shape, second.shape).numel()
+    return min(first.numel(), second.numel()) > 1 and num_values > max(first.numel(), second.numel())
 
 
 def _is_the_same(first: Tensor, second: Tensor) -> bool:
