@@ -91,12 +91,8 @@ def _of_arguments(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad(), unobserved():  # what it raises for values that it does not take is none of its faults
         found = attempt(lambda: list(kept_arguments(subject, min(_LENGTH, subject.max_length), _ROWS)))
     for kept in found[:1] if isinstance(found, list) else []:
-        yield Finding(
-            message=kept.text,
-            where=kept.place,
-            evidence={"argument": kept.name, "error": kept.error},
-            repro=command_for(subject, "FWD223"),
-        )
+        seen = kept.evidence
+        yield Finding(message=kept.text, where=kept.place, evidence=seen, repro=command_for(subject, "FWD223"))
 
 
 def planted(subject: Subject) -> Subject:

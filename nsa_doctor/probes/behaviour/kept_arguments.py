@@ -48,6 +48,11 @@ class Kept:
     place: Place
 
     @property
+    def evidence(self) -> dict[str, str | int | float | bool | None]:
+        """The argument, and by how much the answers differ."""
+        return {"argument": self.name, "error": self.error}
+
+    @property
     def text(self) -> str:
         """What is wrong, in words."""
         return (
