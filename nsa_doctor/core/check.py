@@ -72,7 +72,7 @@ class Check:
     (`torch_errors.TorchError`), `fuzzed` the properties of `nsa-doctor fuzz` that bear its code (`facts.Violation`),
     `commands` the commands beside `run` that it is part of (`Command`), and `unless` what a subject may be declared to
     be that means what the check looks for (`declared.Declaration`): it does not apply then. A check that is `telling`
-    comes first where calls are so slow that there is no time for all (`pace.Pace`).
+    comes first, and gets most of the time where calls are so slow that there is none for all (`pace.Pace`).
 
     `since` is the version of its package that it came with.
     """

@@ -3,6 +3,8 @@
 The command `sweep` and the checks of the NAN family come here, one with a child process, the others without.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -62,14 +64,18 @@ def examine(
     examination: Examination,
     to_measure: Iterable[Point],
     listen: Callable[[str, Measurement | Diagnosis], None] = lambda stage, answer: None,
+    tracing_seconds: float = math.inf,
 ) -> None:
-    """Measure all points, trace what is not finite, measure neighbours of what is wrong; adds to `examination`."""
+    """Measure all points, trace what is not finite, measure neighbours of what is wrong; adds to `examination`.
+
+    After `tracing_seconds` of tracing no further point is traced.
+    """
     for point in to_measure:
         examination.measurements.append(measurer.measure(point))
         listen("measured", examination.measurements[-1])
-    spent = 0
+    spent, until = 0, time.monotonic() + tracing_seconds
     for point in _to_trace(examination.measurements):
-        if spent > _MOST_OPERATIONS:
+        if spent > _MOST_OPERATIONS or time.monotonic() > until:
             break
         diagnosis = measurer.diagnose(point)
         spent += diagnosis.num_operations

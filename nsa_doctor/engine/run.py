@@ -85,13 +85,12 @@ def results_of(session: Session, request: RunRequest) -> tuple[Result, ...]:
 
 
 def _tasks(request: RunRequest, session: Session) -> list[Task]:
-    """The sweep, for all checks it answers, and one task for each other check; the telling first of a slow subject."""
+    """The sweep, for all checks it answers, and one task for each other check, the most telling first."""
     swept = frozenset(entry.manual.code for entry in request.checks if is_swept(entry))
     tasks = []
     if swept:
         tasks.append(Task("sweep", swept, frozenset(), lambda supervisor: _sweep(session, supervisor)))
-    entries = request.checks if session.pace is None else sorted(request.checks, key=_most_telling)
-    for entry in entries:
+    for entry in sorted(request.checks, key=_most_telling):
         code = entry.manual.code
         if code not in swept:
             others = (other for other in session.codes if other != code)
@@ -101,7 +100,7 @@ def _tasks(request: RunRequest, session: Session) -> list[Task]:
 
 
 def _most_telling(entry: Entry) -> tuple[bool, float]:
-    """A key to sort by what an examination of little time begins with: what finds most for the time that it takes."""
+    """A key to sort by what finds most for the time that it takes: an examination may end, or be ended, before all."""
     return not entry.telling, cost_of_a_finding(entry.manual.code)
 
 

@@ -26,6 +26,7 @@ from nsa_doctor.engine.sweep_plan import sweep_points
 from nsa_doctor.isolation.supervisor import Supervisor
 
 _OF_A_DTYPE = re.compile(r"type|half|float|bf16|fp16|fp32|double|precision|implement|support", re.IGNORECASE)
+_SHARE_OF_TRACING = 0.15  # of the seconds of an examination: each kind of run is traced first at one length
 CHECK_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0, "full": 600.0}
 
 
@@ -146,7 +147,8 @@ class Session:
         tried = {measurement.point.length for measurement in self.examination.measurements}
         every = sweep_points(self.examination_request.profile, self.facts, self.pace)
         planned = [point for point in every if point.length not in tried]
-        examine(supervisor, self.examination, planned)
+        seconds = _SHARE_OF_TRACING * seconds_of_all(self.examination_request.profile)
+        examine(supervisor, self.examination, planned, tracing_seconds=seconds)
         self._conclude_sweep(planned)
         return len(planned)
 

@@ -12,6 +12,7 @@ Example:
     y = tiled(F.pad(x, (0, 0, 0, -S % 64)))[:, :S]
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ _SHORT = (8, 12, 16, 20, 24, 28)  # time that doubles with every token is seen h
 _NUM_LENGTHS = {"smoke": 6, "quick": 12, "full": 60}
 _SOON = 0.1  # seconds
 _LONGEST_IN_ALL = 8.0  # seconds
+_LONGEST_WITH_COUNTING = {"smoke": 10.0, "quick": 20.0, "full": 120.0}  # seconds
 _LONGEST_PASS = 2.0  # seconds; what took longer is compared with the length before, and no further one is tried
 
 
@@ -42,6 +44,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     beside = [length + 1 for length in middle if length < longest and length & (length - 1) == 0]
     lengths = sorted({*(length for length in _SHORT if length <= longest), *middle, *beside})
     watch.seconds(lengths[0], 2)  # the first pass loads and builds
+    until = time.monotonic() + _LONGEST_WITH_COUNTING[subject.profile]
     looks: dict[int, Look] = {}
     for length in lengths:
         if length in _SHORT and _expected(looks) > _LONGEST_PASS:
@@ -55,7 +58,8 @@ def run(subject: Subject) -> Iterator[Finding]:
             if cliff is not None and (found := confirmed(subject, watch, cliff)) is not None:
                 yield _finding(subject, found, looks)
                 return
-        if seconds > _LONGEST_PASS or sum(look.seconds for look in looks.values()) > _LONGEST_IN_ALL:
+        taken = sum(look.seconds for look in looks.values())
+        if seconds > _LONGEST_PASS or taken > _LONGEST_IN_ALL or time.monotonic() > until:
             return
 
 

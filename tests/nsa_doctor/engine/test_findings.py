@@ -1,5 +1,6 @@
 """One cause is one finding, named after what it depends on, with the control that stood beside it."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -150,3 +151,18 @@ def test_fewer_points_are_traced_where_passes_are_long() -> None:
     examine(Slow(), slow, points([8, 9, 10, 11]))
     assert len(quick.diagnoses) == 8
     assert len(slow.diagnoses) == 2
+
+
+class Sleeping(Untraceable):
+    """A supervisor each of whose traces takes a while."""
+
+    def diagnose(self, point: Point, raises: bool = False) -> Diagnosis:
+        time.sleep(0.05)
+        return super().diagnose(point, raises)
+
+
+def test_after_the_seconds_of_tracing_no_further_point_is_traced() -> None:
+    all_of_them, first = Examination(), Examination()
+    examine(Sleeping(), all_of_them, points([8, 9, 10, 11]))
+    examine(Sleeping(), first, points([8, 9, 10, 11]), tracing_seconds=0.02)
+    assert (len(all_of_them.diagnoses), len(first.diagnoses)) == (8, 1)
