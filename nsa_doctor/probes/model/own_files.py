@@ -3,9 +3,10 @@
 import ast
 import linecache
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from nsa_doctor.core.errors import Caught, attempt
@@ -38,6 +39,11 @@ class OwnDefinition:
         """Whether its first argument is the object that it is a method of."""
         first = next(iter((*self.node.args.posonlyargs, *self.node.args.args)), None)
         return self.kind is not None and first is not None and first.arg in ("self", "cls")
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """What it holds, without the functions and classes that are defined in it."""
+        return tuple(_walk(self.node))
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -76,12 +82,13 @@ def definitions_of(text: str, file: str, names: Mapping[str, Any]) -> Iterator[O
             yield each
 
 
-def walk_own(node: ast.AST) -> Iterator[ast.AST]:
-    """What a function holds, without the functions and classes that are defined in it."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield child
-            yield from walk_own(child)
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    waiting = deque(ast.iter_child_nodes(node))
+    while waiting:
+        each = waiting.popleft()
+        if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield each
+            waiting.extend(ast.iter_child_nodes(each))
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.own_files import OwnDefinition, own_definitions, walk_own
+from nsa_doctor.probes.model.own_files import OwnDefinition, own_definitions
 from nsa_doctor.probes.numerics.spread_links import linked
 from nsa_doctor.probes.numerics.spread_names import DEVIATION, VARIANCE, named
 from nsa_doctor.probes.numerics.spread_uses import Use, uses_in
@@ -98,7 +98,7 @@ def _losses(scopes: Sequence[Scope]) -> frozenset[str]:
     """The texts that stand for a GaussianNLLLoss: what one is assigned to."""
     found = {"nn.GaussianNLLLoss()", "GaussianNLLLoss()"}
     for scope in scopes:
-        for node in walk_own(scope.of.node):
+        for node in scope.of.nodes:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 name = ast.unparse(node.value.func).rpartition(".")[2]
                 found |= {ast.unparse(target) for target in node.targets if name == "GaussianNLLLoss"}
@@ -111,7 +111,7 @@ def _share_attributes(scopes: Sequence[Scope]) -> None:
     for scope in scopes:
         if scope.of.kind is not None:
             scope.attributes = shared.setdefault(id(scope.of.kind), {})
-        for node in walk_own(scope.of.node):
+        for node in scope.of.nodes:
             for target in node.targets if isinstance(node, ast.Assign) else ():
                 if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
                     scope.attributes.setdefault(target.attr, []).append((node.value, scope))  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from nsa_doctor.probes.model.own_files import walk_own
 from nsa_doctor.probes.numerics.spreads import Scope, spread_of
 
 
@@ -30,7 +29,7 @@ def _root(above: Mapping[str, str], slot: str) -> str:
 
 
 def _pairs(scope: Scope, single: Mapping[str, Scope]) -> Iterator[tuple[str, str]]:
-    for node in walk_own(scope.of.node):
+    for node in scope.of.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             name = _last(node.value.func)
             if name in single:
@@ -47,7 +46,7 @@ def _pairs(scope: Scope, single: Mapping[str, Scope]) -> Iterator[tuple[str, str
 
 def _logarithms(scope: Scope) -> Iterator[tuple[str, str]]:
     """Those of one name, which are one value wherever they stand in a file."""
-    for node in walk_own(scope.of.node):
+    for node in scope.of.nodes:
         spread = spread_of(node, scope) if isinstance(node, (ast.Name, ast.Attribute)) else None
         if spread and spread.says.is_log:
             yield spread.slot, f"{scope.of.file}:{spread.name.rpartition('.')[2]}"

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import distributions, nn
 
-from nsa_doctor.probes.model.own_files import walk_own
 from nsa_doctor.probes.numerics.spread_names import DEVIATION, VARIANCE
 from nsa_doctor.probes.numerics.spreads import Scope, Spread, called, number, spread_of
 
@@ -43,7 +42,7 @@ class Use:
 
 def uses_in(scope: Scope, losses: frozenset[str]) -> Iterator[Use]:
     """All of a function; `losses` are the names that stand for a GaussianNLLLoss."""
-    for node in walk_own(scope.of.node):
+    for node in scope.of.nodes:
         if isinstance(node, ast.Call):
             yield from _of_call(node, scope, losses)
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
@@ -111,7 +110,7 @@ def resolved(callee: ast.expr, scope: Scope) -> Any:
 def _of_sums(scope: Scope) -> Iterator[Use]:
     """What stands as a factor of noise in a sum, and what stands beside its logarithm in a divergence."""
     seen: set[int] = set()
-    for node in walk_own(scope.of.node):
+    for node in scope.of.nodes:
         if not isinstance(node, ast.expr) and not isinstance(node, ast.AugAssign):
             continue
         if id(node) in seen or not _is_sum(node):

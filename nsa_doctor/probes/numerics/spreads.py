@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nsa_doctor.probes.model.own_files import OwnDefinition, walk_own
+from nsa_doctor.probes.model.own_files import OwnDefinition
 from nsa_doctor.probes.numerics.spread_names import DEVIATION, VARIANCE, Named, named
 
 _LIBRARIES = frozenset({"torch", "math", "np", "numpy", "F", "jnp"})
@@ -61,7 +61,7 @@ class Scope:
         for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
             if argument is not None:
                 found.setdefault(argument.arg, []).append(None)
-        for node in walk_own(self.of.node):
+        for node in self.of.nodes:
             for name, value in _assignments(node):
                 found.setdefault(name, []).append(value)
         return found
@@ -69,7 +69,7 @@ class Scope:
     @cached_property
     def statements(self) -> dict[str, ast.Assign]:
         """The assignment of each variable that has one."""
-        nodes = [node for node in walk_own(self.of.node) if isinstance(node, ast.Assign)]
+        nodes = [node for node in self.of.nodes if isinstance(node, ast.Assign)]
         return {target.id: node for node in nodes for target in node.targets if isinstance(target, ast.Name)}
 
     def single(self, name: str) -> ast.expr | None:
