@@ -287,6 +287,15 @@ def _names(code: CodeType) -> set[str]:
     return {*code.co_names, *words}.union(*inner)
 
 
+def together(root: nn.Module, found: Sequence[Idle]) -> list[Idle]:
+    """One entry for what the same line leaves out of several modules of a class."""
+    groups: dict[tuple[object, ...], list[Idle]] = {}
+    for each in found:
+        place = line_left_out(root, each)[0]
+        groups.setdefault((place.file, place.line, each.path.rpartition(".")[2], each.is_used), []).append(each)
+    return [replace(same[0], names=tuple(name for each in same for name in each.names)) for same in groups.values()]
+
+
 def line_left_out(root: nn.Module, found: Idle) -> tuple[Place, str]:
     """Where its holder takes another part in its place, makes it and never reads it, or else where its forward is."""
     holder_path, holder = _holder_of(root, found)

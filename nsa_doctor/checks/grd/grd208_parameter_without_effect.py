@@ -3,7 +3,8 @@
 Detects: a trainable parameter that no call uses, whatever the length, the batch, the mode and the other weights are, or
     that is used and changes no output. One that a method names, but no call tried has come to, is a note, unless
     another layer of the same class and list uses its own; so is one that changes what the module returns beside what is
-    handed on; so are none of experts that no token is sent to.
+    handed on; so are none of experts that no token is sent to. Where forward raises under autograd and serves without,
+    parts are found that it computes with and of which it reads nothing to the end.
 Matters: memory and optimizer state are spent on what cannot learn, a checkpoint holds noise, and DDP waits for its
     gradient (find_unused_parameters=False). Most often a line of the forward was forgotten.
 Fix: use it in forward, or remove it; freeze it (`requires_grad_(False)`) where it waits for another stage.
@@ -23,12 +24,14 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.not_handed_on import moved_elsewhere
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, listed
-from nsa_doctor.checks._shared.without_effect import Idle, idle, line_left_out
+from nsa_doctor.checks._shared.without_effect import Idle, idle, line_left_out, together
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.first_steps import of_first_steps
+from nsa_doctor.probes.gradients.dropped_values import dropped_values
+from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.internal import part_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
@@ -37,6 +40,9 @@ _LENGTH = 16
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
+    if not {"train", "eval"} & set(subject.modes):
+        yield from _by_values(subject)
+        return
     found = idle(subject)
     if not found:
         return
@@ -47,7 +53,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     asked = {*beside, *first}
     found = [replace(each, names=tuple(name for name in each.names if name not in asked)) for each in found]
     wrong = [each for each in found if each.names and (not each.is_mentioned or each.is_used or each.used_beside)]
-    for each in _together(root, wrong)[:MOST_FINDINGS]:
+    for each in together(root, wrong)[:MOST_FINDINGS]:
         place, why = _place(root, each)
         flat = "without effect on any output, with a gradient of zeros or of rounding alone"
         beside_it = f", though {each.used_beside} is used" if each.used_beside else ""
@@ -65,13 +71,15 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         yield Note(message=message, where=_place(root, named[0])[0])
 
 
-def _together(root: nn.Module, found: list[Idle]) -> list[Idle]:
-    """One entry for what the same line leaves out of several modules of a class."""
-    groups: dict[tuple[object, ...], list[Idle]] = {}
-    for each in found:
-        place = line_left_out(root, each)[0]
-        groups.setdefault((place.file, place.line, each.path.rpartition(".")[2], each.is_used), []).append(each)
-    return [replace(same[0], names=tuple(name for each in same for name in each.names)) for same in groups.values()]
+def _by_values(subject: Subject) -> Iterator[Finding]:
+    for each in dropped_values(subject)[:MOST_FINDINGS]:
+        yield Finding(
+            message=f"{listed(each.names)} without effect on any output, in training mode and out of it, at several "
+            "lengths and weights; the last of what is computed with them is made here, and read by nothing",
+            where=in_subject(each.place, built(subject).module),
+            evidence={"parameters": ",".join(each.names), "num_parameters": len(each.names)},
+            repro=command_for(subject, "GRD208"),
+        )
 
 
 def _place(root: nn.Module, found: Idle) -> tuple[Place, str]:
