@@ -65,6 +65,37 @@ class KeptInABuffer(Decayed):
         return self.kept
 
 
+_OF_ALL: dict[torch.Size, Tensor] = {}
+
+
+class KeptForAll(Decayed):
+    """In a table of the file, which modules made later read too."""
+
+    def gaps(self, times: Tensor) -> Tensor:
+        if times.shape not in _OF_ALL:
+            _OF_ALL[times.shape] = super().gaps(times)  # here
+        return _OF_ALL[times.shape]
+
+
+class OfTheLargest(Decayed):
+    """Times as shares of the largest of the batch."""
+
+    def gaps(self, times: Tensor) -> Tensor:
+        return super().gaps(times / times.max().clamp(min=1e-6))
+
+
+class AmongRows(Decayed):
+    """Times relative to the mean of the batch."""
+
+    def gaps(self, times: Tensor) -> Tensor:
+        return super().gaps(times) / times.double().mean()
+
+
+class Unread(Decayed):
+    def forward(self, x: Tensor, times: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
 class KeptByValues(Decayed):
     kept: tuple[Tensor, Tensor] | None = None
 
@@ -192,7 +223,7 @@ def is_marked(result: Result) -> bool:
     return linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
 
 
-@pytest.mark.parametrize("make", [KeptByShape, KeptByLength, KeptInABuffer, Placed, Masked, Distances])
+@pytest.mark.parametrize("make", [KeptByShape, KeptByLength, KeptInABuffer, KeptForAll, Placed, Masked, Distances])
 def test_an_argument_that_is_kept_by_its_shape_is_found(make: Callable[[], nn.Module]) -> None:
     result = examined(make)
     assert is_marked(result), result
@@ -212,7 +243,15 @@ def test_an_argument_that_the_subject_gives_is_found() -> None:
 
 
 HEALTHY: tuple[Callable[[], nn.Module], ...] = (Decayed, KeptByValues, KeepsADefault, Session, Stream, CallerKeeps)
-HEALTHY += (FitsItself, lambda: Placed(False), lambda: Masked(False), lambda: Distances(False))
+HEALTHY += (
+    OfTheLargest,
+    AmongRows,
+    Unread,
+    FitsItself,
+    lambda: Placed(False),
+    lambda: Masked(False),
+    lambda: Distances(False),
+)
 HEALTHY += (lambda: nn.Linear(WIDTH, WIDTH),)
 
 
