@@ -53,5 +53,5 @@ def test_what_is_alike_or_not_compared_is_silent(make: type[Cosine]) -> None:
     assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
 
 
-def test_as_many_tokens_as_channels_are_not_told_apart() -> None:
+def test_as_many_tokens_as_channels_are_silent() -> None:
     assert examined(OfQueries, max_length=DIM // normed_heads.HEADS).findings == ()
