@@ -155,7 +155,7 @@ def _passes(subject: Subject) -> Iterator[Callable[[], tuple[set[str], set[str],
     yield lambda: _look(built(subject, mode="train"), first)
     yield lambda: _look(
         built(subject, mode="train", is_randomised=False), first
-    )  # what is clamped is within its bounds
+    )  # clamped within bounds
     for index in range(NUM_SHUFFLED):
         yield lambda index=index: _look(shuffled(built(subject, mode="train"), index), first, seed=index + 1)
     for length in dict.fromkeys(further):

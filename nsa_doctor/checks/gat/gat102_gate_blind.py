@@ -31,12 +31,12 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     sp, x, found = gates_of(subject)
     if not found:
         raise NotApplicableError("it has no gate that could be found")
-    blind = [gate for gate in found if _is_blind(gate)]
+    blind = [gate for gate in found if _is_blind(gate, x)]
     if not blind:
         return
     known = [gate for gate in blind if starts_at_zero(gate, sp.module)]  # a note of GAT101, once they have moved
     take_steps(sp, x, _STEPS)
-    after = [gate for gate in gates(sp, x)[0] if _is_blind(gate)]
+    after = [gate for gate in gates(sp, x)[0] if _is_blind(gate, x)]
     for gate in blind:
         if gate not in known and not any(other.where == gate.where for other in after):
             yield Note(
@@ -52,10 +52,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         )
 
 
-def _is_blind(gate: ObservedGate) -> bool:
-    """No weight moves by more than rounding; a flat gate that is not of one weight alone is another illness."""
+def _is_blind(gate: ObservedGate, x: Tensor) -> bool:
+    """No weight moves by more than rounding; a flat gate that is not of one weight alone is another illness.
+
+    Nor is one of rows a gate of tokens: it may be made of what else a row is given, which is one for all here.
+    """
     is_alone = gate.is_softmax and gate.weights.shape[-1] == 1
-    return gate.is_blind and (is_alone or gate.saturated_share < 1)
+    is_of_rows = gate.weights.shape[1] == 1 < x.shape[1]
+    return gate.is_blind and (is_alone or (gate.saturated_share < 1 and not is_of_rows))
 
 
 def _listed(gate: ObservedGate) -> str:

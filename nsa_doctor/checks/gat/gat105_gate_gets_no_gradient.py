@@ -1,6 +1,6 @@
 """GAT105 gate-gets-no-gradient
 
-Detects: a gate whose trainable parameters get no gradient, or exact zeros, though its weights are used.
+Detects: a gate whose trainable parameters get no gradient, or exact zeros, though what it weighs reaches the output.
 Matters: it stays as it was born while everything round it learns.
 Fix: look for detach, no_grad, argmax or rounding between the gate's layer and the product with the branches.
 
@@ -21,7 +21,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.gates import gates, gates_of, gradients_of, take_steps
+from nsa_doctor.probes.attention.gates import gates, gates_of, gradients_of, is_handed_on, take_steps
 from nsa_doctor.probes.gradients.rounds import is_within, rounds_without_gradient
 from nsa_doctor.subject.contract import Subject
 
@@ -39,13 +39,15 @@ def run(subject: Subject) -> Iterator[Finding]:
         _, gradients = gradients_of(gate, output, sp.module, subject.seed)
         if not gradients or any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
             continue
+        if not is_handed_on(gate, output):
+            continue
         rounds = rounds_without_gradient(sp) if rounds is None else rounds
         if all(is_within(name, rounds) for name in gate.parameters):
             continue
         kind = "no gradient" if all(gradient is None for gradient in gradients) else "a gradient of exact zeros"
         yield Finding(
             message=f"{' and '.join(gate.parameters)} get {kind} after {_STEPS} optimizer steps, though what "
-            "they make is used",
+            "they weigh reaches the output",
             where=gate.where,
             evidence={"parameters": len(gradients), "steps": _STEPS},
             repro=command_for(subject, "GAT105"),

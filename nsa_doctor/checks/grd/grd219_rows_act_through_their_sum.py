@@ -25,6 +25,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.text import counted
 from nsa_doctor.probes.gradients.summed_rows import Summed, summed_rows
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
@@ -45,9 +46,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     again = {each.name for each in _summed(other)}
     summed = [each for each in found if each.name in again]
     for each in summed[:MOST_FINDINGS]:
+        sums = counted(each.num_groups, "sum")
         message = (
-            f"the {each.num_rows} rows of {each.name} act through {each.num_groups} sums of them: those that "
-            "are added up get one gradient, whatever the input and the weights"
+            f"the {each.num_rows} rows of {each.name} act through {sums} of them: those that are added up get "
+            "one gradient, whatever the input and the weights"
         )
         if beside := unlike_beside(sp.module, each.name, {each.name for each in summed}):
             yield Note(message=f"{message}; those of {beside} do not", where=each.place)

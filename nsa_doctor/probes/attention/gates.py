@@ -66,7 +66,7 @@ class ObservedGate:
     `where` is the module that holds them; `use` where the weights meet what they weigh. `scales` are those of the
     parameters that only multiply its logits; `is_shifted` says that something else than a parameter is added to them.
     An elementwise gate weighs feature by feature what is as wide as itself, and mixes no branches. `computed` are the
-    tensors of the graph that `lay_out` makes the weights of, one for each call.
+    tensors of the graph that `lay_out` makes the weights of, one for each call, and `product` what it weighs, weighed.
     """
 
     where: Place
@@ -80,6 +80,7 @@ class ObservedGate:
     scales: frozenset[str] = frozenset()
     is_shifted: bool = False
     computed: tuple[Tensor, ...] = ()
+    product: Tensor | None = None
     lay_out: Callable[[Tensor], Tensor] = lambda weights: weights
 
     @property
@@ -202,6 +203,14 @@ def gradients_of(
     return (torch.cat(known, dim=1) if known else None), of_parameters
 
 
+def is_handed_on(gate: ObservedGate, output: Tensor) -> bool:
+    """Whether the output is made of what the gate weighs, as far as autograd knows."""
+    product = gate.product
+    if product is None or not (product.requires_grad and output.requires_grad):
+        return True
+    return torch.autograd.grad(output.sum(), product, retain_graph=True, allow_unused=True)[0] is not None
+
+
 class _Finder(TorchFunctionMode):
     def __init__(self, module: nn.Module, places: Places, rows: int, length: int) -> None:
         super().__init__()
@@ -238,7 +247,7 @@ class _Finder(TorchFunctionMode):
                 t for t in given if id(t) not in self._weights and id(t) not in self._names and t.numel() >= least
             ]
             if name in _USES and others and not gate.is_used:
-                gate.is_used, gate.use = True, self._places.here()[0]
+                gate.is_used, gate.use, gate.product = True, self._places.here()[0], made[0]
                 gate.is_elementwise = any(_is_elementwise(gate, given, other) for other in others)
         if weights and (name in _SAME or (name in _SCALES and not self._is_other(given, self._weights))):
             self._mark(self._weights, made, weights[0])

@@ -69,7 +69,7 @@ def examined(make: object, seed: int = 0) -> Result:
 
 FAULTY = {
     "scores": (lambda: Grouped("added"), "the 16 rows of q.weight act through 8 sums"),
-    "a mean": (lambda: Averaged(nn.Identity()), "the 6 rows of maps.weight act through 1 sums"),
+    "a mean": (lambda: Averaged(nn.Identity()), "the 6 rows of maps.weight act through 1 sum"),
 }
 
 
@@ -108,5 +108,5 @@ def test_rows_that_are_added_up_in_the_first_of_several_layers_alone_are_a_note(
     result = examined(Streams)
     assert result.verdict is Verdict.PASS, result.findings
     (note,) = result.notes
-    assert note.startswith("the 4 rows of mixes.0 act through 1 sums of them")
+    assert note.startswith("the 4 rows of mixes.0 act through 1 sum of them")
     assert "those of mixes.1 do not" in note
