@@ -2,7 +2,8 @@
 
 Detects: a list or a row of layers in which one module with weights stands in every place, or in several because a line
     multiplies a list of it, where neither the names nor the source of what holds it speak of layers that are shared; a
-    norm of batches with running statistics that stands in several. Where no line shows how it came there, as where a
+    norm of batches with running statistics that stands in several. What is kept as an attribute of its own as well is
+    left alone. Where no line shows how it came there, as where a
     list is handed in, it is a note.
 Matters: a model of twelve layers learns the parameters of one; checkpoints, shapes and the loss look right.
 Fix: build each layer: `nn.ModuleList([Layer() for _ in range(n)])`, or `copy.deepcopy(layer)` for each; for layers that
@@ -38,19 +39,18 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         found = repeated_part(container)
         if found is None:
             continue
-        kind, (owner, _, name) = type(found.part).__name__, path.rpartition(".")
+        kinds, (owner, _, name) = (type(container), type(found.part)), path.rpartition(".")
         holder = part_at(root, owner)
-        many = multiplied_part(subject, path, kind)
+        many = multiplied_part(subject, path, kinds[1].__name__)
         made = line_that_makes(holder, name) if name else None
-        if not found.is_plain and (many is None or not many.is_list):
+        if (not found.is_plain and (many is None or not many.is_list)) or (many is not None and many.is_kept):
             continue
         line = many.line if many is not None else None if made is None or is_handed_in(made) else made
         beside = [each for each in (made, *(many.around if many is not None else ())) if each is not None]
-        said = f"{path}.{type(container).__name__}"
-        if is_meant(holder, said, kind, beside, many.names if many is not None else ()):
+        if is_meant(holder, path, kinds, beside, many.names if many is not None else ()):
             continue
         what = "module" if isinstance(found.part, nn.Module) else "tensor"
-        message = f"{kind} stands {found.times} times in {path or subject.name}: one and the same {what}"
+        message = f"{kinds[1].__name__} stands {found.times} times in {path or subject.name}: one and the same {what}"
         if isinstance(found.part, NORMS_BY_BATCH):
             message += ", whose running statistics are then of several layers and of none"
         if line is None:

@@ -6,7 +6,7 @@ import linecache
 import re
 import textwrap
 import tokenize
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -58,15 +58,16 @@ class _Remark:
 
 
 def is_meant(
-    holder: nn.Module, name: str, part: str, lines: Collection[Line] = (), names: Collection[str] = ()
+    holder: nn.Module, path: str, kinds: Sequence[type], lines: Collection[Line] = (), names: Collection[str] = ()
 ) -> bool:
-    """Whether the class of what holds the container `name`, or the code around these lines, says that layers share.
+    """Whether the class of what holds the container at `path`, or the code around these lines, says that layers share.
 
-    What is said of embeddings or an output layer is not said of layers, unless it names these as well. `part` is the
-    class of the layer, `names` what it is called where it is multiplied.
+    What is said of embeddings or an output layer is not said of layers, unless it names these as well. `kinds` are the
+    classes of the container and of the layer, `names` what that is called where it is multiplied.
     """
-    own = {part, *names}
-    said = [*map(_Remark, (*name.split("."), type(holder).__name__, *vars(holder)))]
+    words = path.split(".")
+    own = {kinds[-1].__name__, *names, *[each for each in words if each and not each.isdigit()][-1:]}
+    said = [*map(_Remark, (*words, type(holder).__name__, kinds[0].__name__, *vars(holder)))]
     said += [each for text, first in _sources(holder, lines) for each in _remarks(text, first)]
     numbers = {each.line for each in lines}
     return any(_says_it(each, own, numbers) for each in said)
@@ -81,7 +82,7 @@ def _says_it(remark: _Remark, own: Collection[str], lines: Iterable[int]) -> boo
     if not _SHARED.search(text):
         return False
     whole = f"{text} {remark.beside}"
-    names_it = any(re.search(rf"\b{re.escape(each)}\b", whole) for each in own)
+    names_it = any(re.search(rf"(?<![a-z]){re.escape(each)}(?![a-z])", whole) for each in own)
     return names_it or bool(_OF_LAYERS.search(re.sub(_ENDS, "", text))) or not _OF_ANOTHER.search(whole)
 
 

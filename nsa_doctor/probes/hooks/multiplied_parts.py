@@ -9,7 +9,7 @@ import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType, FrameType
 
@@ -32,19 +32,20 @@ _FILLING: frozenset[CodeType] = frozenset(
 _ADDING = {"append": 0, "appendleft": 0, "insert": 1, "add_module": 1, "register_module": 1}  # which argument it adds
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_MADE_ANEW = (ast.ListComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True)
 class Multiplied:
     """The line that puts one part into a list several times.
 
-    `is_list` where a list is multiplied, which says nothing of parts that are each their own; `names` are those that
-    the part has there; `around` are the lines under way, from the one that fills the container to this one.
+    `is_list` where a list is multiplied, which says nothing of parts that are each their own; `is_kept` where the part
+    is an attribute as well; `names` are those that it has there; `around` are the lines under way, from the one that
+    fills the container to this one, and the conditions and loops that they are in.
     """
 
     line: Line
     is_list: bool
+    is_kept: bool
     names: frozenset[str]
     around: tuple[Line, ...]
 
@@ -60,9 +61,12 @@ def multiplied_part(subject: Subject, path: str, kind: str) -> Multiplied | None
         for depth, line in enumerate(stack):
             seen = _multiplication(line.file, line.line, kind)
             if seen is not None:
-                number, is_list, names = seen
-                place = Line(file=line.file, line=number, function=line.function)
-                return Multiplied(place, is_list, names, (*stack[: depth + 1], place))
+                node, part = seen
+                place = replace(line, line=getattr(node, "lineno", line.line))
+                is_list = isinstance(node, (ast.BinOp, ast.Call)) and not _added(node)
+                under_way = (*stack[: depth + 1], place)
+                around = (*under_way, *(head for each in under_way for head in _heads(each)))
+                return Multiplied(place, is_list, isinstance(part, ast.Attribute), _names(part), around)
     return None
 
 
@@ -123,8 +127,16 @@ def _tree(file: str) -> ast.Module | None:
     return None if isinstance(tree, Caught) else tree
 
 
-def _multiplication(file: str, line: int, kind: str) -> tuple[int, bool, frozenset[str]] | None:
-    """The line of that statement, or of what its local names stand for, that multiplies a part of that class."""
+def _heads(line: Line) -> Iterator[Line]:
+    """The first lines of the conditions and loops that a line is in."""
+    tree = _tree(line.file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, (ast.If, *_LOOPS)) and _covers(node, line.line):
+            yield replace(line, line=node.lineno)
+
+
+def _multiplication(file: str, line: int, kind: str) -> tuple[ast.AST, ast.expr] | None:
+    """What in that statement, or in what its local names stand for, multiplies a part of that class; and the part."""
     tree = _tree(file)
     around = [node for node in ast.walk(tree) if _covers(node, line)] if tree is not None else []
     statement = next((node for node in reversed(around) if isinstance(node, ast.stmt)), None)
@@ -137,11 +149,7 @@ def _multiplication(file: str, line: int, kind: str) -> tuple[int, bool, frozens
             for part in _several(node, function):
                 made = _made_as(part, function)
                 if made in ("", kind):
-                    return (
-                        getattr(node, "lineno", line),
-                        isinstance(node, (ast.BinOp, ast.Call)) and not _added(node),
-                        _names(part),
-                    )
+                    return node, part
     return None
 
 

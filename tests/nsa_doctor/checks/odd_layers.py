@@ -73,6 +73,25 @@ class OneBlock(Stack):
         self.layers = nn.ModuleList([Layer()] * depth)
 
 
+class Kept(Stack):
+    """One head, kept by its name, for what each level gives."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.head = Layer()
+        self.layers = nn.ModuleList([self.head for _ in range(depth)])
+
+
+class EmbedHeads(Stack):
+    def __init__(self, depth: int = 3, embed_share: bool = True) -> None:
+        super().__init__()
+        box_embed = Layer()
+        if embed_share:
+            self.layers = nn.ModuleList([box_embed for _ in range(depth)])
+        else:
+            self.layers = nn.ModuleList([Layer() for _ in range(depth)])
+
+
 class SaidElsewhere(Stack):
     def __init__(self, depth: int = 3) -> None:
         super().__init__()
@@ -150,5 +169,5 @@ class Activations(Stack):
 
 EVERY: list[Callable[[], nn.Module]] = [
     *(Each, Over, Beside, ByFlag, TiedAsEmbeddings, SaidElsewhere, shared_layers, of_a_function, Hybrid, InALoop),
-    *(ByPosition, OneBlock, OneTable, Activations),
+    *(ByPosition, OneBlock, Kept, EmbedHeads, OneTable, Activations),
 ]
