@@ -2,7 +2,8 @@
 
 Detects: a training step, or a forward in training mode, that calls `eval()` on the way, so that parts which run in
 training mode in the first step run in evaluation mode from the next on. Norms that a line freezes, and parts whose
-parameters are frozen, are left alone.
+parameters are frozen, are left alone. Also a function that puts a model which it is given into evaluation mode for a
+pass without gradients, where it, or one that calls it, then calls the model for a loss and no line sets the mode back.
 Matters: from the second step on nothing is dropped out and batches are normalised by running statistics: the model is
 trained as if it had neither, and only the first step of an epoch shows it as it was built.
 Fix: take `eval()` out of what a step calls, or give back the mode that the module had.
@@ -30,6 +31,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.behaviour.modes_between_steps import left_in_evaluation
+from nsa_doctor.probes.behaviour.modes_left_by_functions import left_by_functions
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -64,6 +66,15 @@ def run(subject: Subject) -> Iterator[Finding]:
                 )
                 return
             break
+    for left in left_by_functions(built(subject)):
+        yield Finding(
+            message=f"{left.place.function} leaves {left.model} in evaluation mode, in which line {left.line} of "
+            f"{left.caller} calls it for a loss",
+            where=left.place,
+            evidence={"call": left.caller},
+            repro=command_for(subject, "GRD238"),
+        )
+        return
     if not served:
         raise NotComparableError(f"every call raised, of {_ROWS[0]} rows and of one")
 

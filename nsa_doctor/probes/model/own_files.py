@@ -56,11 +56,14 @@ class OwnDefinition:
         return Place(file=self.file, line=line, function=self.node.name)
 
 
-def own_definitions(sp: BuiltModule, words: re.Pattern[str]) -> Iterator[OwnDefinition]:
-    """Every function of the files within reach in whose text `words` are found, and of those that call one of these."""
+def own_definitions(sp: BuiltModule, words: re.Pattern[str], *, with_packages: bool = False) -> Iterator[OwnDefinition]:
+    """Every function of the files within reach in whose text `words` are found, and of those that call one of these.
+
+    Also of those that the packages around them import, if asked for.
+    """
     texts: dict[str, str] = {}
     names: dict[str, Mapping[str, Any]] = {}
-    for module in modules_within_reach(sp, FrameFilter(sp.subject.packages)):
+    for module in modules_within_reach(sp, FrameFilter(sp.subject.packages), with_packages=with_packages):
         file = str(module.__file__)
         texts[file], names[file] = "".join(linecache.getlines(file)), vars(module)
         if sum(map(len, texts.values())) > _MOST_TEXT:

@@ -60,8 +60,8 @@ def _line_of(code: CodeType) -> int:
     )
 
 
-def modules_within_reach(sp: BuiltModule, frames: FrameFilter) -> Iterator[ModuleType]:
-    """The subject's own Python modules, those of its parts first."""
+def modules_within_reach(sp: BuiltModule, frames: FrameFilter, *, with_packages: bool = False) -> Iterator[ModuleType]:
+    """The subject's own Python modules, those of its parts first; also those that the packages around them import."""
     calls = (inspect.unwrap(each) for each in (sp.subject.build, sp.subject.forward))
     waiting = deque([*(type(part).__module__ for part in sp.module.modules()), *map(_home_of, calls)])
     seen = set[str]()
@@ -73,6 +73,7 @@ def modules_within_reach(sp: BuiltModule, frames: FrameFilter) -> Iterator[Modul
         if is_new and isinstance(module, ModuleType) and isinstance(file, str) and frames.rank(file) == _OWN:
             yield module
             waiting.extend(map(_home_of, vars(module).copy().values()))
+            waiting.extend([name.rpartition(".")[0]] if with_packages else [])
 
 
 def _home_of(value: Any) -> str:
