@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.without_effect import is_mentioned
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.behaviour.dropping_parts import is_dropping, share_of
+from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
+from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.probes.hooks.read_where_given import is_read_where_given
 from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument
-from nsa_doctor.probes.internal import DROPOUTS
+from nsa_doctor.probes.internal import DROPOUTS, part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import saved_generators
 
@@ -51,6 +54,17 @@ def idle_shares(sp: BuiltModule, shares: list[Share]) -> list[Idle]:
     drawing = _watched(sp)
     idle = _innermost([each for each in shares if _is_idle(each, drawing)])
     return [Idle(each, drawing[id(each.holder)]) for each in idle]
+
+
+def place_of_holder(root: nn.Module, path: str) -> Place:
+    """Where the forward of the module at that path is; of one of torch's own, where the subject makes it."""
+    holder, owner, name = part_at(root, path), path, ""
+    while owner and type(part_at(root, owner)).__module__.startswith("torch."):
+        owner, _, name = owner.rpartition(".")
+    made = line_that_makes(part_at(root, owner), name) if name else None
+    place = definition_place(holder if made is None else part_at(root, owner))
+    place = place if made is None else replace(place, **vars(made), module_class=type(holder).__name__)
+    return in_subject(replace(place, module=path), root)
 
 
 def _innermost(idle: list[Share]) -> list[Share]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.dropouts import LENGTH, idle_shares, is_share, shares_given, shares_in
+from nsa_doctor.checks._shared.dropouts import LENGTH, idle_shares, is_share, place_of_holder, shares_given, shares_in
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
@@ -57,7 +57,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 f"the dropout of {share:g} that {path or 'the module'}{more} {held} is not applied in training "
                 f"mode{draws}"
             ),
-            where=in_subject(replace(definition_place(first.share.holder), module=path), sp.module),
+            where=place_of_holder(sp.module, path),
             evidence={"length": length, "mode": "train", "share": share, "attribute": name},
             repro=command_for(subject, "FWD231"),
         )
