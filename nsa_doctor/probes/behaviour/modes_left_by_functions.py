@@ -209,7 +209,25 @@ def _uses(each: OwnDefinition, statements: Sequence[ast.stmt], model: str) -> li
         for inner in ast.walk(node)
     }
     found = [node for node in each.nodes if isinstance(node, ast.Call) and id(node) in inside and _is_use(node, model)]
-    return sorted((node.lineno, id(node) in quiet) for node in found)
+    uses = ((node, id(node) in quiet) for node in found)
+    return sorted((node.lineno, is_quiet) for node, is_quiet in uses if is_quiet or _is_of_loss(each, node))
+
+
+def _is_of_loss(each: OwnDefinition, call: ast.Call) -> bool:
+    """Whether what comes of a call is returned or gone back from, by way of the names that it is given."""
+    kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
+    of_it: set[str] = set()
+    for stmt in sorted((node for node in each.nodes if isinstance(node, kinds)), key=lambda node: node.lineno):
+        inner = list(ast.walk(stmt.value)) if stmt.value is not None else []
+        if not any(node is call or (isinstance(node, ast.Name) and node.id in of_it) for node in inner):
+            continue
+        if isinstance(stmt, ast.Return) or any(
+            isinstance(node, ast.Attribute) and node.attr == "backward" for node in inner
+        ):
+            return True
+        targets = stmt.targets if isinstance(stmt, ast.Assign) else [getattr(stmt, "target", None)]
+        of_it |= {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
+    return False
 
 
 def _is_use(call: ast.Call, model: str) -> bool:

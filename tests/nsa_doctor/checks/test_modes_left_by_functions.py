@@ -223,6 +223,17 @@ HEALTHY = {
                 y = model(x)
             return (model(x) - y).sum()
     """,
+    "saved": GUESS
+    + """
+    def fit(model, data):
+        for x in data:
+            model.train()
+            model(x).sum().backward()
+        y = guess(model, data)
+        model.save("best")
+        text = model.generate_text()
+        print(text, y)
+    """,
     "called before": GUESS
     + """
     def own_loss(model, x):
