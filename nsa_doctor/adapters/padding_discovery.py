@@ -43,6 +43,10 @@ _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "true for tokens, as [B, 1, 1, S]": lambda keep: keep.bool()[:, None, None],
     "true for tokens, as [B, 1, S, S] in place of the causal one": _in_place_of_the_causal_one,
 }
+_OF_ONE_QUERY: dict[str, Callable[[Tensor], Tensor]] = {
+    "true for padding, as [B, 1, S]": lambda keep: ~keep.bool()[:, None],
+    "true for padding, as [B, 1, 1, S]": lambda keep: ~keep.bool()[:, None, None],
+}
 _REAL = r"real|valid|present|actual|observed|non-?pad\w*"  # what is no padding
 _ELSE = re.compile(r"predict|hidden|hide|drop|ignor|masked|loss|count", re.IGNORECASE)  # what else a mask may be of
 _NEEDLESS = re.compile(r"not needed|does nothing|(padd\w*|behind|stands?) on the right|right[- ]padd", re.IGNORECASE)
@@ -99,7 +103,27 @@ def _found(subject: Subject, way: str | None, names: Sequence[str]) -> tuple[Mas
                     padded,
                     f"padding is masked by forward(x, {name}=...), {words}: of one row, and of several it raises",
                 )
-    return next(_documented(subject, way, names), None)
+    return next(_documented(subject, way, names), None) or next(_of_one_query(subject, way, names), None)
+
+
+def _of_one_query(subject: Subject, way: str | None, names: Sequence[str]) -> Iterator[tuple[Masked, str]]:
+    """Masks that are named after padding and served with an axis for queries, or for heads and queries, alone.
+
+    Another may be one of queries and keys, which such a shape is broadcast to.
+    """
+    sp = built(subject)
+    x = _some_rows(sp)
+    ones = x.new_ones(x.shape[:2], dtype=torch.long)
+    for name in (name for name in names if "pad" in name and _OF_TOKENS.fullmatch(name)):
+        plain = partial(padded_answer, subject, way, name, _MEANINGS["true for padding"])
+        if not _is_accident(sp, attempt(partial(plain, sp.module, x.clone(), ones))):
+            continue
+        for words, meant in _OF_ONE_QUERY.items():
+            padded = partial(padded_answer, subject, way, name, meant)
+            if attempt(partial(_hides, subject, padded)) is True:
+                is_plain = attempt(partial(_is_plain_without_padding, sp, padded)) is True
+                how = words if is_plain else f"{words}, though one of no padding is not as none"
+                yield padded, f"padding is masked by forward(x, {name}=...), {how}"
 
 
 def _documented(subject: Subject, way: str | None, names: Sequence[str]) -> Iterator[tuple[Masked, str]]:

@@ -1,6 +1,7 @@
 """Pools under a mask of no padding: a mean that becomes a sum is found, where tokens are taken together."""
 
 import linecache
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from nsa_doctor.adapters.any_module import adapt
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.run_check import run_check
 
@@ -111,6 +113,22 @@ class Whole(nn.Module):
         return self.head(pooled).tanh()
 
 
+class OfOneMask(nn.Module):
+    """Takes a mask of padding [B, 1, S] itself."""
+
+    def __init__(self, is_counted: bool) -> None:
+        super().__init__()
+        self.layer, self.head, self.is_counted = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 5), is_counted
+
+    def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
+        x = self.layer(x).tanh()
+        if pad_mask is None:
+            return self.head(x.mean(1))
+        keep = (~pad_mask).to(x)
+        pooled = torch.bmm(keep, x).sum(1)  # here
+        return self.head(pooled / keep.sum(-1) if self.is_counted else pooled)
+
+
 FAULTY = {
     "a sum": lambda: Sentence(SumUnderAMask()),
     "a product": lambda: OfOneQuery(ByAProduct()),
@@ -118,6 +136,7 @@ FAULTY = {
     "a class": lambda: Sentence(MeanPool()),
     "a way": lambda: Sentence(Pooling("mean")),
     "its own forward": lambda: Whole(False),
+    "its own mask of one query": lambda: OfOneMask(False),
 }
 
 
@@ -205,7 +224,37 @@ HEALTHY = {
     "heads by their mask": lambda: OfHeads(MeanOfHeads()),
     "the first without a mask": lambda: Sentence(FirstWithoutAMask()),
     "its own forward": lambda: Whole(True),
+    "its own mask of one query": lambda: OfOneMask(True),
 }
+
+
+class KeyMasked(nn.Module):
+    """Attention under a mask of keys, of the shape that it is asked for."""
+
+    def __init__(self, num_axes: int) -> None:
+        super().__init__()
+        self.layer, self.num_axes = nn.Linear(WIDTH, WIDTH), num_axes
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        scores = self.layer(x) @ x.mT
+        if padding_mask is not None:
+            keys = padding_mask if self.num_axes == 3 else padding_mask[:, 0]
+            scores = scores.masked_fill(keys, torch.finfo(x.dtype).min)
+        return x + scores.softmax(-1) @ x
+
+
+def adapted(make: Callable[[], nn.Module]) -> Subject:
+    return adapt(
+        SubjectRequest(spec="tests:make", input="embeddings", width=WIDTH, explore=True, lengths=(64, 16)), make
+    )
+
+
+@pytest.mark.parametrize("num_axes", [3, 4])
+def test_a_mask_with_an_axis_for_queries_is_found_to_mask_padding(num_axes: int) -> None:
+    subject = adapted(lambda: KeyMasked(num_axes))
+    shape = "[B, 1, S]" if num_axes == 3 else "[B, 1, 1, S]"
+    assert f"padding is masked by forward(x, padding_mask=...), true for padding, as {shape}" in subject.notes
+    assert run_check(registry.load("FWD226"), subject).verdict is Verdict.PASS
 
 
 def examined(name: str, of: dict) -> Result:
@@ -213,8 +262,7 @@ def examined(name: str, of: dict) -> Result:
         torch.manual_seed(0)
         return of[name]()
 
-    request = SubjectRequest(spec="tests:make", input="embeddings", width=WIDTH, explore=True, lengths=(64, 16))
-    return run_check(registry.load("FWD226"), adapt(request, make))
+    return run_check(registry.load("FWD226"), adapted(make))
 
 
 @pytest.mark.parametrize("name", FAULTY)
