@@ -12,7 +12,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.relative_reads import relative_tensors
-from nsa_doctor.probes.attention.score_watch import MASKED, softmaxes
+from nsa_doctor.probes.attention.score_watch import MASKED, Softmax, softmaxes
 from nsa_doctor.probes.attention.stationary import Rotation, Stray, repeats_somewhere, strays
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
@@ -21,11 +21,12 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 _APART = 8  # tokens before all and behind that may stand apart, as one of a class
+_TIMES = (0.0, 2.0, 3.0)
 _FEWEST = 24  # tokens without those
 
 
 def relative_strays(sp: BuiltModule, x: Tensor, turned: Rotation) -> Iterator[tuple[Place, Stray]]:
-    """Where scores of equal tokens `x` follow from places, as long as what is named relative is not zero.
+    """Where scores of equal tokens `x` follow from places, for what is named relative and is added to them alone.
 
     What repeats along the sequence, once each row of an image, say, is one of distances; so is, for all that is known,
     what scores each token's own key alike and strays on both sides of it, as in a tree.
@@ -42,14 +43,29 @@ def relative_strays(sp: BuiltModule, x: Tensor, turned: Rotation) -> Iterator[tu
     }
     if not wrong:
         return
-    with _zeroed(named), unobserved():
-        without = attempt(lambda: softmaxes(sp, x)[0])
-    if isinstance(without, Caught) or len(without) != len(found):
-        return
+    scaled = [_scores(sp, x, named, times) for times in _TIMES]
     for index, (place, stray) in wrong.items():
-        scores = without[index].of_tokens(length)
-        if scores is not None and strays(scores, tolerance) is None:
+        plain = [None if every is None or len(every) <= index else every[index] for every in (*scaled, found)]
+        scores = [None if each is None else each.of_tokens(length) for each in plain]
+        if any(each is None for each in scores):
+            continue
+        none, twice, thrice, once = (each for each in scores if each is not None)
+        if strays(none, tolerance) is None and _is_added(none, once, twice, thrice, tolerance):
             yield _making(sp, x, tolerance) or place, stray
+
+
+def _scores(sp: BuiltModule, x: Tensor, named: Sequence[Tensor], times: float) -> list[Softmax] | None:
+    """What the softmaxes of a pass are given where all that is named relative is so many times what it is."""
+    with _multiplied(named, times), unobserved():
+        found = attempt(lambda: softmaxes(sp, x)[0])
+    return None if isinstance(found, Caught) else found
+
+
+def _is_added(none: Tensor, once: Tensor, twice: Tensor, thrice: Tensor, tolerance: float) -> bool:
+    """Whether the scores are sums and products of what is named relative, and not what layers made of it before."""
+    is_seen = torch.isfinite(thrice) & (thrice > MASKED) & torch.isfinite(none)
+    off = (thrice - none) - 3 * (twice - none) + 3 * (once - none)
+    return bool(off[is_seen].abs().max() <= tolerance * thrice[is_seen].abs().max())
 
 
 def _stray(scores: Tensor, tolerance: float) -> Stray | None:
@@ -69,12 +85,12 @@ def _stray(scores: Tensor, tolerance: float) -> Stray | None:
 
 
 @contextmanager
-def _zeroed(tensors: Sequence[Tensor]) -> Iterator[None]:
+def _multiplied(tensors: Sequence[Tensor], times: float) -> Iterator[None]:
     kept = [each.detach().clone() for each in tensors]
     try:
         with torch.no_grad():
             for each in tensors:
-                each.zero_()
+                each.mul_(times)
         yield
     finally:
         with torch.no_grad():

@@ -211,6 +211,39 @@ class Scaled(Shifted):
         return super().added(q) * (2 + place.log() / 8) + place.sin()
 
 
+class ValuesOfDistances(Attention):
+    """Distances add to values too, so that tokens differ in the layer that follows."""
+
+    def make(self) -> None:
+        super().make()
+        self.rel_values = nn.Parameter(torch.randn(DIM, 2 * LONGEST))
+        self.following = Shifted()
+
+    def added(self, q: Tensor) -> Tensor:
+        return q @ q.mT
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        place = torch.arange(x.shape[1], device=x.device)
+        near = (place[:, None] - place).abs() < 30
+        values = self.rel_values[:, place[:, None] - place + LONGEST].masked_fill(~near, 0.0).sum(-1)
+        out: Tensor = self.following(x + values.T.tanh())
+        return out
+
+
+class OfPairs(Attention):
+    """A table of pairs, made of distances and mixed, tells scores."""
+
+    def make(self) -> None:
+        self.relative = nn.Parameter(torch.randn(HEADS, 2 * LONGEST))
+
+    def added(self, q: Tensor) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        pairs = self.relative[:, place[:, None] - place + LONGEST]
+        mixed: Tensor = (pairs @ pairs.mT).tanh()
+        return mixed
+
+
 def examined(kind: Callable[[], nn.Module], longest: int = LONGEST) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -259,6 +292,8 @@ def test_relative_scores_of_places_are_found_at_the_line_that_makes_them(kind: t
         BesidePlaces,
         WithoutTheName,
         Scaled,
+        ValuesOfDistances,
+        OfPairs,
     ],
 )
 def test_scores_of_distances_and_those_that_are_meant_otherwise_pass(kind: type[Attention]) -> None:
