@@ -46,10 +46,11 @@ def relative_strays(sp: BuiltModule, x: Tensor, turned: Rotation) -> Iterator[tu
     scaled = [_scores(sp, x, named, times) for times in _TIMES]
     for index, (place, stray) in wrong.items():
         plain = [None if every is None or len(every) <= index else every[index] for every in (*scaled, found)]
-        scores = [None if each is None else each.of_tokens(length) for each in plain]
-        if any(each is None for each in scores):
+        asked = [None if each is None else each.of_tokens(length) for each in plain]
+        seen = [each for each in asked if each is not None]
+        if len(seen) < len(asked):
             continue
-        none, twice, thrice, once = (each for each in scores if each is not None)
+        none, twice, thrice, once = seen
         if strays(none, tolerance) is None and _is_added(none, once, twice, thrice, tolerance):
             yield _making(sp, x, tolerance) or place, stray
 
