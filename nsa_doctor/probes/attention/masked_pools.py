@@ -25,7 +25,7 @@ from nsa_doctor.probes.model.state import seed_everything
 _MEAN = re.compile(r"mean|avg|average", re.IGNORECASE)
 _NO_POOL = re.compile(r"means|meaning|variance|var_|std|field|shift|sum", re.IGNORECASE)
 _NAMES_OF_WAYS = re.compile(r"_?(pool\w*|agg\w*|reduc\w*|mode|readout|kind|method|strategy)")
-_APART, _ROUNDINGS = 0.01, 1e3
+_APART, _EPSILON, _ROUNDINGS = 0.01, 1e-3, 1e3
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Given:
             return False
         return bool((value == 0).all()) or bool((value == 1).all())
 
-    def call(self, changed: Callable[[int | str, Any], Any] = lambda _key, value: value) -> list[Tensor]:
+    def call(self, changed: Callable[[int | str, Any], Any] = lambda _key, value: value) -> "_Call":
         """What its own parts are given and what it answers where its arguments are changed, each by number or name."""
         args = [changed(number, value) for number, value in enumerate(self.args)]
         kwargs = {name: changed(name, value) for name, value in self.kwargs.items()}
@@ -73,13 +73,13 @@ class _Given:
         finally:
             for handle in handles:
                 handle.remove()
-        return [*found, *(each for each in tree_leaves(answer) if isinstance(each, Tensor))]
+        return _Call(found, [each for each in tree_leaves(answer) if isinstance(each, Tensor)])
 
-    def without(self, mask: int | str) -> list[Tensor]:
+    def without(self, mask: int | str) -> "_Call":
         """What it pools without that mask."""
         return self.call(lambda key, value: None if key == mask else value)
 
-    def equal(self, number: int) -> list[Tensor]:
+    def equal(self, number: int) -> "_Call":
         """What it pools of so many equal tokens."""
         return self.call(lambda _key, value: self._of_equal(value, number))
 
@@ -93,6 +93,20 @@ class _Given:
         for axis in (axis for axis, size in enumerate(value.shape) if size == self.length):
             value = value.narrow(axis, 0, 1).expand(*value.shape[:axis], number, *value.shape[axis + 1 :])
         return value
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the parts of a part are given in one call of it, and what it answers."""
+
+    inside: list[Tensor]
+    answers: list[Tensor]
+
+    def beside(self, other: "_Call") -> Iterator[tuple[Tensor, Tensor]]:
+        """Each tensor of both; none where the answers are alike, as where a sum is divided, or normed, afterwards."""
+        answers = list(zip(self.answers, other.answers, strict=True))
+        if not all(_are_alike(*each) for each in answers):
+            yield from (*zip(self.inside, other.inside, strict=True), *answers)
 
 
 def pool_fault(sp: BuiltModule, length: int, run: Callable[[], object]) -> PoolFault | None:
@@ -143,7 +157,7 @@ def _is_pooled(answer: Tensor, length: int) -> bool:
 def _otherwise_without(given: _Given) -> PoolFault | None:
     """A part that pools so many times as much where a mask hides nothing as where there is none."""
     for mask in given.masks:
-        for masked, plain in zip(given.call(), given.without(mask), strict=True):
+        for masked, plain in given.call().beside(given.without(mask)):
             factor = _factor(masked, plain) if _is_pooled(masked, given.length) else None
             if factor is not None and abs(factor - 1) > _APART:
                 text = (
@@ -159,7 +173,7 @@ def _grows(given: _Given) -> PoolFault | None:
     if not _is_named_a_mean(given.part):
         return None
     half = given.length // 2
-    for all_of_them, some in zip(given.equal(given.length), given.equal(half), strict=True):
+    for all_of_them, some in given.equal(given.length).beside(given.equal(half)):
         factor = _factor(all_of_them, some) if _is_pooled(all_of_them, given.length) else None
         if factor is not None and abs(factor - given.length / half) < _APART:
             text = (
@@ -168,6 +182,11 @@ def _grows(given: _Given) -> PoolFault | None:
             )
             return PoolFault(text, _pooling_line(given, all_of_them))
     return None
+
+
+def _are_alike(first: Tensor, second: Tensor) -> bool:
+    """Whether both are the same but for an epsilon of a norm."""
+    return first.shape == second.shape and bool((first - second).abs().max() <= _EPSILON * first.abs().max())
 
 
 def _is_named_a_mean(part: nn.Module) -> bool:
@@ -195,7 +214,7 @@ def _pooling_line(given: _Given, pooled: Tensor) -> Place:
     sp = given.sp
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
-    recording = record(lambda: given.call()[-1], places)
+    recording = record(lambda: given.call().answers[-1], places)
     size, place = pooled.shape[-1], definition_place(given.part)
     for each in recording.operations:
         has_tokens = any(given.length in tensor.shape for _, tensor in each.read)

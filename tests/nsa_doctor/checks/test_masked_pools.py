@@ -192,6 +192,31 @@ class MeanAndSum(nn.Module):
         return (total / mask.sum(1, keepdim=True)) + 0.1 * total.tanh()
 
 
+class SumPart(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x.sum(1) if mask is None else (x * mask[..., None]).sum(1)
+
+
+class MeanInTwo(nn.Module):
+    """A sum that a part is given, divided behind it; of a mean where no mask is."""
+
+    def __init__(self, behind: nn.Module) -> None:
+        super().__init__()
+        self.total, self.behind = SumPart(), behind
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            return self.behind(x.mean(1))
+        return self.behind(self.total(x, mask)) / mask.sum(1, keepdim=True)
+
+
+class MeanUpToSize(MeanInTwo):
+    """A sum, of which a norm takes the size."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.behind(x.mean(1) if mask is None else self.total(x, mask))
+
+
 class MeanOfHeads(nn.Module):
     """[B, 1, S] and [B, 1, 1, S] too."""
 
@@ -219,6 +244,8 @@ HEALTHY = {
     "the largest": lambda: Sentence(Largest()),
     "the first": lambda: Sentence(MeanOfFirst()),
     "a mean and a sum": lambda: Sentence(MeanAndSum()),
+    "a mean in two": lambda: Sentence(MeanInTwo(nn.Identity())),
+    "a mean up to its size": lambda: Sentence(MeanUpToSize(nn.LayerNorm(WIDTH))),
     "heads": lambda: Sentence(MeanOfHeads()),
     "one query": lambda: OfOneQuery(MeanOfHeads()),
     "heads by their mask": lambda: OfHeads(MeanOfHeads()),
