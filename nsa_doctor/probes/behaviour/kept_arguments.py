@@ -166,11 +166,24 @@ def _kept(subject: Subject, x: Tensor, name: str, pair: Pair) -> Kept | bool | N
         return False  # a stream, or by chance
     if _is_reset(used) and not is_another(call(used, pair[1]), expected):
         return False
+    if attempt(partial(_is_kept_of_any_shape, subject, x, name, pair, expected)) is True:
+        return False
     new, old = (comparable_module(subject) for _ in range(2))
     call(old, pair[0])
     place = at_line_apart(subject, Place(), lambda: call(new, pair[1]), lambda: call(old, pair[1]))
     place = owned(subject, fresh.module, place) if place.file else definition_place(fresh.module)
     return Kept(name, pair[0].shape, x.shape[1], float((answer - expected).abs().max()), place)
+
+
+def _is_kept_of_any_shape(subject: Subject, x: Tensor, name: str, pair: Pair, expected: Tensor) -> bool:
+    """Whether a call of other shapes before changes the answer too, as where the first call sets what is kept."""
+    rows, length = (size - 1 for size in x.shape[:2])
+    less = pair[0]
+    for axis, size in enumerate(less.shape):
+        less = less.narrow(axis, 0, size - 1) if size in (rows + 1, length + 1) else less
+    sp = comparable_module(subject)
+    _given(sp, x[:rows, :length], name, less)
+    return less.shape != pair[0].shape and is_another(_given(sp, x, name, pair[1]), expected)
 
 
 def _kept_for_all(sp: BuiltModule, x: Tensor, name: str, pair: Pair, expected: Tensor) -> Kept | None:

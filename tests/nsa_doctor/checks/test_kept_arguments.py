@@ -155,6 +155,19 @@ class FitsItself(Decayed):
         return y / self.scale
 
 
+class FitsToTimes(Decayed):
+    """Takes the middle of times from those that are given first, whatever their shape."""
+
+    middle: Tensor | None = None
+
+    def forward(self, x: Tensor, times: Tensor | None = None) -> Tensor:
+        y = super().forward(x, times)
+        if times is None:
+            return y
+        self.middle = times.double().mean() if self.middle is None else self.middle
+        return y + (times - self.middle).to(x).cos()[..., None]
+
+
 class Part(nn.Module):
     """Sines of positions [S], kept until there are more."""
 
@@ -248,6 +261,7 @@ HEALTHY += (
     AmongRows,
     Unread,
     FitsItself,
+    FitsToTimes,
     lambda: Placed(False),
     lambda: Masked(False),
     lambda: Distances(False),
