@@ -24,23 +24,29 @@ def measures_something_else(norm: Norm, x: Tensor) -> bool:
 
 
 def _leaves_out_some(norm: Norm, x: Tensor, plain: Tensor) -> bool:
-    size = x.shape[-1]
-    asked = range(0, size, max(1, -(-size // _MOST_ASKED)))
-    are_read = [_moves(norm, x, plain, index) for index in asked]
-    return any(are_read) and not all(are_read)
+    """Whether some values of the last axis move none, or groups of them, as vectors of 1, 3 and 5, come to other sizes.
+
+    Groups that are all of one size, which is not one, are divided by the wrong number.
+    """
+    count, squares = x.shape[-1], (plain * x).double().square()
+    groups = [_group(norm, x, plain, index) for index in range(0, count, max(1, -(-count // _MOST_ASKED)))]
+    sizes = [float(squares[..., group].mean()) for group in groups if group.any()]
+    return len(sizes) > 0 and (len(sizes) < len(groups) or max(sizes) - min(sizes) > _ONE * max(sizes))
 
 
-def _moves(norm: Norm, x: Tensor, plain: Tensor, index: int) -> bool:
-    """Whether that value of the last axis changes what another one is multiplied by."""
+def _group(norm: Norm, x: Tensor, plain: Tensor, index: int) -> Tensor:
+    """A mask of that value of the last axis and of those others which are multiplied otherwise where it is another."""
     changed = x.clone()
     changed[..., index] *= _TIMES
-    other = (index + 1) % x.shape[-1]
-    return _differ((norm(changed) / changed)[..., other], plain[..., other])
+    group = _differing(norm(changed) / changed, plain).flatten(0, -2).any(0)
+    group[index] = False
+    group[index] = group.any()
+    return group
 
 
 def _is_of_lengths(norm: Norm, x: Tensor, plain: Tensor) -> bool:
     """Whether all channels are multiplied by one number, with which the mean of the squared lengths is one."""
-    if x.ndim < _FEWEST_AXES or x.shape[-2] < 2 or x.shape[-1] < 2:  # noqa: PLR2004
+    if x.ndim < _FEWEST_AXES or x.shape[-2] < 2 or x.shape[-1] < 2:
         return False
     changed = x.clone()
     changed[..., 0, :] *= _TIMES
@@ -49,5 +55,8 @@ def _is_of_lengths(norm: Norm, x: Tensor, plain: Tensor) -> bool:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    kept = torch.isfinite(one) & torch.isfinite(other)
-    return bool(((one - other).abs() > _SAME * other.abs())[kept].any())
+    return bool(_differing(one, other).any())
+
+
+def _differing(one: Tensor, other: Tensor) -> Tensor:
+    return ((one - other).abs() > _SAME * other.abs()) & torch.isfinite(one) & torch.isfinite(other)

@@ -51,6 +51,14 @@ class L2Norm(Norm):
         return nn.functional.normalize(x, dim=-1)
 
 
+class L1LayerNorm(Norm):
+    """By the mean of absolute values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / centred.abs().mean(-1, keepdim=True)
+
+
 class LayerNormLinear(nn.Module):
     """A layer behind a norm, which is no norm."""
 
@@ -121,6 +129,7 @@ def _examined(norm: type[nn.Module], *args: float, is_trained: bool = False) -> 
         *((kind, start) for kind in (RMSNorm, LayerNorm, ScaledRMSNorm) for start in (1.0, 0.25, 0.0)),
         *((ShiftedRMSNorm, start) for start in (0.0, 0.5)),
         (L2Norm, 1.0),
+        (L1LayerNorm, 1.0),
     ],
 )
 def test_norms_of_every_usual_kind_are_silent(norm: type[nn.Module], start: float) -> None:

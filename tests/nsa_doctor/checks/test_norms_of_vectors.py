@@ -48,6 +48,15 @@ class HeadsRMSNorm(nn.Module):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
+class KindsLayerNorm(nn.Module):
+    """Two numbers by their mean square, and one vector of two by its squared length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scalars, vectors = x[..., :2], x[..., 2:]
+        scalars = scalars * torch.rsqrt(scalars.square().mean(-1, keepdim=True) + 1e-6)
+        return torch.cat([scalars, vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-6)], -1)
+
+
 class SummingRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)  # here
@@ -56,6 +65,14 @@ class SummingRMSNorm(nn.Module):
 class SummingOverAllRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().sum((-1, -2), keepdim=True) + 1e-6)  # here
+
+
+class SummingGroupsRMSNorm(nn.Module):
+    """Each half by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = x.unflatten(-1, (2, -1))
+        return (halves * torch.rsqrt(halves.square().sum(-1, keepdim=True) + 1e-6)).flatten(-2)  # here
 
 
 class VectorsSummedRMSNorm(nn.Module):
@@ -91,13 +108,16 @@ def examined(norm: type[nn.Module]) -> Result:
     return run_check(registry.load("FWD246"), subject)
 
 
-@pytest.mark.parametrize("norm", [EquiRMSNorm, SignedRMSNorm, VectorRMSNorm, HeadsRMSNorm])
+@pytest.mark.parametrize("norm", [EquiRMSNorm, SignedRMSNorm, VectorRMSNorm, HeadsRMSNorm, KindsLayerNorm])
 def test_a_norm_by_a_measure_of_its_own_is_silent(norm: type[nn.Module]) -> None:
     result = examined(norm)
     assert result.verdict is Verdict.PASS, result.findings
 
 
-@pytest.mark.parametrize("norm", [SummingRMSNorm, SummingOverAllRMSNorm, VectorsSummedRMSNorm, IdleRMSNorm])
+SUMMING = (SummingRMSNorm, SummingOverAllRMSNorm, SummingGroupsRMSNorm, VectorsSummedRMSNorm, IdleRMSNorm)
+
+
+@pytest.mark.parametrize("norm", SUMMING)
 def test_a_sum_in_place_of_a_mean_is_found(norm: type[nn.Module]) -> None:
     (finding,) = examined(norm).findings
     assert "does not normalise" in finding.message
