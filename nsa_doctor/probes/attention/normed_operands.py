@@ -36,16 +36,22 @@ _MOST = 1 << 22  # elements
 
 @dataclass(frozen=True)
 class Norm:
-    """A tensor of that shape was divided by its length along `axis`."""
+    """A tensor of that shape was divided by its length along `axis`, and may have a mean of zero along it."""
 
     shape: tuple[int, ...]
     axis: int
     place: Place
+    is_centred: bool = False
 
     @property
     def size(self) -> int:
         """How many elements are one in length."""
         return self.shape[self.axis]
+
+    def is_over_rows(self, count: int, channels: int) -> bool:
+        """Whether it is over so many rows of such channels, or of those of all heads; what is centred is instances."""
+        others = (size for axis, size in enumerate(self.shape) if axis != self.axis)
+        return self.size == count and not self.is_centred and any(size % channels == 0 for size in others)
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,8 @@ class _Watch(DispatchWatcher):
             axis = _evened(result, args[1])
             axis = _evened(result, args[0]) if axis is None and name == "mul" else axis
         if axis is not None:
-            known[Norm(tuple(results[0].shape), axis, self._places.here()[0])] = None
+            shape, is_centred = tuple(results[0].shape), _is_centred(results[0], axis)
+            known[Norm(shape, axis, self._places.here()[0], is_centred)] = None
         for each in results if known else ():
             self._norms[id(each)] = tuple(known)
             self._alive.append(each)
@@ -110,7 +117,7 @@ class _Watch(DispatchWatcher):
         one, other = self._norms.get(id(left), ()), self._norms.get(id(right), ())
         rows, channels, columns = left.shape[-2], left.shape[-1], right.shape[-1]
         for norms, beside, count in ((one, other, rows), (other, one, columns)):
-            is_askew = count != channels and all(each.size == count and channels in each.shape for each in norms)
+            is_askew = count != channels and all(each.is_over_rows(count, channels) for each in norms)
             if norms and beside and is_askew and all(each.size == channels for each in beside):
                 self.found.append(AskewPair(norms[-1], beside[-1]))
 
@@ -128,6 +135,10 @@ def _evened(result: Tensor, by: object) -> int | None:
             if lengths.numel() >= _FEWEST and _are_alike(lengths) and not _are_alike(result.abs()):
                 return axis
     return None
+
+
+def _is_centred(tensor: Tensor, axis: int) -> bool:
+    return bool((tensor.mean(axis).abs() <= _ALIKE * tensor.square().mean(axis).sqrt()).all())
 
 
 def _are_alike(values: Tensor) -> bool:

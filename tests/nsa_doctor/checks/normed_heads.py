@@ -75,6 +75,20 @@ class BeforeTheHeads(Cosine):
         return q.transpose(1, 2), F.normalize(k, dim=-1)
 
 
+class BeforeTheSplit(Cosine):
+    """Of all heads together, over the axis that `normalize` takes where it is told none."""
+
+    def split(self, x: Tensor) -> Tensor:
+        return x
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q = F.normalize(q)  # here
+        return super().split(q), F.normalize(super().split(k), dim=-1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(q, k, super().split(v))
+
+
 def turned(x: Tensor) -> Tensor:
     """By an angle that grows with the token."""
     angle = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.5, 0.2, 0.1], dtype=x.dtype)
@@ -126,6 +140,13 @@ class OverTokens(Cosine):
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return F.normalize(q, dim=-2), F.normalize(k, dim=-2)
+
+
+class Instances(Cosine):
+    """Keys with a mean of zero and a variance of one over the tokens, as an instance norm gives them."""
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return F.normalize(q, dim=-1), (k - k.mean(-2, keepdim=True)) / k.std(-2, keepdim=True)
 
 
 class Linear(Cosine):
@@ -187,5 +208,5 @@ class OfTable(Cosine):
         return super().attend(q, k, v) * shares.amax(-1, keepdim=True)
 
 
-FAULTY = (OfQueries, OfKeys, ByHand, ByRoots, BesideANorm, BeforeTheHeads, BeforeATurn, Fused, BySums)
-HEALTHY = (*(Cosine, OfChannels, OverTokens, Linear, Summary, KeysAlone, Afterwards, Mapped, Masked, OfTable),)
+FAULTY = (OfQueries, OfKeys, ByHand, ByRoots, BesideANorm, BeforeTheHeads, BeforeTheSplit, BeforeATurn, Fused, BySums)
+HEALTHY = (Cosine, OfChannels, OverTokens, Instances, Linear, Summary, KeysAlone, Afterwards, Mapped, Masked, OfTable)
