@@ -74,7 +74,7 @@ def _stray(scores: Tensor, tolerance: float) -> Stray | None:
     if stray is None:
         return None
     inner = scores[..., _APART:-_APART, _APART:-_APART]
-    if repeats_somewhere(inner, tolerance):
+    if strays(inner, tolerance) is None or repeats_somewhere(inner, tolerance):
         return None
     own = inner.diagonal(dim1=-2, dim2=-1)
     largest = inner[inner.isfinite() & (inner > MASKED)].abs().max()

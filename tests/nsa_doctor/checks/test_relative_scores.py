@@ -211,6 +211,14 @@ class Scaled(Shifted):
         return super().added(q) * (2 + place.log() / 8) + place.sin()
 
 
+class ScaledByLogarithms(Shifted):
+    """By the logarithm of how many tokens there are up to each, which grows most at the first."""
+
+    def added(self, q: Tensor) -> Tensor:
+        place = torch.arange(2, q.shape[2] + 2, device=q.device).to(q)[:, None]
+        return super().added(q) * place.log()
+
+
 class ValuesOfDistances(Attention):
     """Distances add to values too, so that tokens differ in the layer that follows."""
 
@@ -292,6 +300,7 @@ def test_relative_scores_of_places_are_found_at_the_line_that_makes_them(kind: t
         BesidePlaces,
         WithoutTheName,
         Scaled,
+        ScaledByLogarithms,
         ValuesOfDistances,
         OfPairs,
     ],
