@@ -4,7 +4,7 @@ Detects: a list or a row of layers in which one module with weights stands in ev
     multiplies a list of it, where neither the names nor the source of what holds it speak of layers that are shared; a
     norm of batches with running statistics that stands in several. What is kept as an attribute of its own as well is
     left alone. Where no line shows how it came there, as where a
-    list is handed in, it is a note.
+    list is handed in, it is a note; so is one that is made first, as of a head, and given another input each time.
 Matters: a model of twelve layers learns the parameters of one; checkpoints, shapes and the loss look right.
 Fix: build each layer: `nn.ModuleList([Layer() for _ in range(n)])`, or `copy.deepcopy(layer)` for each; for layers that
     are to be shared, say so there.
@@ -29,6 +29,8 @@ from nsa_doctor.probes.hooks.meant_sharing import is_meant
 from nsa_doctor.probes.hooks.multiplied_parts import is_handed_in, multiplied_part
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.probes.internal import NORMS_BY_BATCH, part_at
+from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.parts_apart import is_given_apart
 from nsa_doctor.probes.model.repeated_parts import repeated_part
 from nsa_doctor.subject.contract import Subject
 
@@ -50,6 +52,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if is_meant(holder, path, kinds, beside, many.names if many is not None else ()):
             continue
         what = "module" if isinstance(found.part, nn.Module) else "tensor"
+        if line is not None and (many is None or many.is_held) and _is_apart(subject, path):
+            line = None
         message = f"{kinds[1].__name__} stands {found.times} times in {path or subject.name}: one and the same {what}"
         if isinstance(found.part, NORMS_BY_BATCH):
             message += ", whose running statistics are then of several layers and of none"
@@ -63,6 +67,13 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             repro=command_for(subject, "FWD237"),
         )
         return
+
+
+def _is_apart(subject: Subject, path: str) -> bool:
+    """Whether the part in that container is given another input in each place, as a head of several levels is."""
+    sp = built(subject)
+    found = repeated_part(part_at(sp.module, path))
+    return found is not None and isinstance(found.part, nn.Module) and is_given_apart(sp, found.part, found.times)
 
 
 def planted(subject: Subject) -> Subject:

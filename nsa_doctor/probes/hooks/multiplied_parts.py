@@ -39,13 +39,14 @@ class Multiplied:
     """The line that puts one part into a list several times.
 
     `is_list` where a list is multiplied, which says nothing of parts that are each their own; `is_kept` where the part
-    is an attribute as well; `names` are those that it has there; `around` are the lines under way, from the one that
-    fills the container to this one, and the conditions and loops that they are in.
+    is an attribute as well, `is_held` where it has a name of its own; `names` are those that it has there; `around` are
+    the lines under way, from the one that fills the container to this one, and the conditions and loops they are in.
     """
 
     line: Line
     is_list: bool
     is_kept: bool
+    is_held: bool
     names: frozenset[str]
     around: tuple[Line, ...]
 
@@ -66,7 +67,8 @@ def multiplied_part(subject: Subject, path: str, kind: str) -> Multiplied | None
                 is_list = isinstance(node, (ast.BinOp, ast.Call)) and not _added(node)
                 under_way = (*stack[: depth + 1], place)
                 around = (*under_way, *(head for each in under_way for head in _heads(each)))
-                return Multiplied(place, is_list, isinstance(part, ast.Attribute), _names(part), around)
+                is_kept, is_held = isinstance(part, ast.Attribute), isinstance(part, ast.Name)
+                return Multiplied(place, is_list, is_kept, is_held, _names(part), around)
     return None
 
 

@@ -277,3 +277,46 @@ def test_layers_that_are_shared_on_purpose_or_stand_once_are_silent(make: Callab
 def test_what_a_function_makes_of_one_layer_is_a_note() -> None:
     result = examined("FWD237", made_by_a_function)
     assert (result.findings, len(result.notes)) == ((), 1)
+
+
+class OverLevels(nn.Module):
+    """One head, which reads several levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        head = nn.Linear(DIM, DIM)
+        self.layers, self.heads = nn.ModuleList([nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)]), nn.ModuleList([head] * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers = []
+        for layer, head in zip(self.layers, self.heads, strict=True):
+            x = layer(x).tanh()
+            answers.append(head(x))
+        return torch.stack(answers).sum(0)
+
+
+class OverOne(OverLevels):
+    """Heads that all read the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([head(x) for head in self.heads]).sum(0)
+
+
+class InAChain(OverLevels):
+    """Each reads what the one before gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for head in self.heads:
+            x = x + head(F.layer_norm(x, (DIM,)))
+        return x
+
+
+def test_one_head_with_another_input_in_each_place_is_a_note() -> None:
+    result = examined("FWD237", OverLevels)
+    assert (result.findings, len(result.notes)) == ((), 1)
+
+
+@pytest.mark.parametrize("make", [OverOne, InAChain])
+def test_heads_that_read_the_same_or_each_other_are_found(make: Callable[[], nn.Module]) -> None:
+    (finding,) = examined("FWD237", make).findings
+    assert finding.message.startswith("Linear stands 2 times in heads")
