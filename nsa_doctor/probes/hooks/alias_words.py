@@ -18,8 +18,15 @@ _WHERE_SO_ALREADY = frozenset(
 _VIEWED = frozenset({"T", "mT", "H", "mH", "data"})
 _OF_LIBRARIES = frozenset({"from_numpy", "ascontiguousarray", "as_tensor", "asarray", "reshape", "squeeze", "ravel"})
 _LIBRARIES = frozenset({"torch", "np", "numpy"})
-_FLAGS = re.compile(r"mask|keep|valid|visible|\breal\b|padding|flag|is_|done|context|known")
-_NUMBERED = re.compile(r"\bids?\b|_ids?$|token|label|target|ind(ex|ices)|idx|length|class")
+_FLAGS = re.compile(
+    r"mask|keep|valid|visible|\breal\b|(^|_)pad(ded|ding|s)?(_|$)|flag|is_|done|context|known|observed|missing|allowed|"
+    r"(^|_)(active|alive|present)(_|$)"
+)
+_NUMBERED = re.compile(
+    r"\bids?\b|_ids?$|token|label|target|ind(ex|ices)|idx|length|class|"
+    r"(^|_)counts?(_|$)|degree|histogram|position|time_?step|^t$|^steps?$"
+)
+_FLOATING = re.compile(r"float|half|double|dtype")
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Alias:
     """A value that shares memory with an argument; `step` is the first expression that made it another, as `text`.
 
     why: under which condition that is none of a copy; is_view: under every one; is_tensor: by what it is asked for;
-    is_in_order: its values lie as those of the argument do, so that one that is contiguous is not copied.
+    is_in_order: its values lie as those of the argument do, so that one that is contiguous is not copied; is_cast: it
+    is one of floats, and copied where the argument is of whole numbers or flags.
     """
 
     argument: str
@@ -37,6 +45,7 @@ class Alias:
     is_view: bool = True
     is_tensor: bool = False
     is_in_order: bool = True
+    is_cast: bool = False
 
     def through(
         self, node: ast.expr, why: str, *, is_view: bool, is_tensor: bool = True, is_in_order: bool = True
@@ -71,24 +80,30 @@ def _of_call(call: ast.Call, known: dict[str, Alias | None]) -> Alias | None:
         inner = alias_of(call.args[0], known) if call.args and name in _OF_LIBRARIES | _VIEWS else None
     else:
         inner = alias_of(owner, known)
-    if inner is None or any(each.arg == "copy" for each in call.keywords) or _is_converted(name, inner.argument):
+    if inner is None or any(each.arg == "copy" for each in call.keywords) or _is_converted(call, name, inner):
         return None
     if name in _VIEWS:
         return inner.through(call, "is a view", is_view=True, is_in_order=name not in _REORDERING)
     if name in _WHERE_CONTIGUOUS and inner.is_in_order:
         return inner.through(call, "is no copy of what is contiguous", is_view=False)
     if name in _WHERE_SO_ALREADY:
-        return inner.through(call, "is no copy of what has that dtype already", is_view=False)
+        made = inner.through(call, "is no copy of what has that dtype already", is_view=False)
+        return replace(made, is_cast=inner.is_cast or _is_of_floats(call, name))
     return None
 
 
-def _is_converted(name: str, argument: str) -> bool:
+def _is_of_floats(call: ast.Call, name: str) -> bool:
+    given = [*call.args, *(each.value for each in call.keywords)]
+    return name in _TO_FLOATS or any(_FLOATING.search(ast.unparse(each)) for each in given)
+
+
+def _is_converted(call: ast.Call, name: str, alias: Alias) -> bool:
     """Whether an argument of that name is of another dtype, by what such names are of."""
-    argument = argument.lower()
+    argument = alias.argument.lower()
     if _FLAGS.search(argument):
         return name in _TO_FLOATS | _TO_INTEGERS | {"to", "type", "type_as"}
     if _NUMBERED.search(argument):
-        return name in _TO_FLOATS
+        return name in _WHERE_SO_ALREADY and _is_of_floats(call, name)
     return name in _TO_INTEGERS
 
 

@@ -16,6 +16,7 @@ _ON_PURPOSE = frozenset({
     *("kv", "dest", "average", "avg", "ema", "workspace", "scratch", "self", "cls", "ctx"),
 })  # fmt: skip
 _DESCRIBING = frozenset({"shape", "dtype", "device", "ndim", "size", "dim", "numel"})
+_OF_BYTES = (255, 127.5)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 Known = dict[str, Alias | None]
@@ -47,7 +48,20 @@ def written_aliases(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Wr
     if not values or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function)):
         return []
     relied_on = {alias.argument for value, known in seen.returned for alias in _as_given(value, known)}
+    found = {name: each for name, each in found.items() if not (each.alias.is_cast and _is_of_whole(function, name))}
     return [each for each in found.values() if each.alias.argument not in relied_on]
+
+
+def _is_of_whole(function: ast.FunctionDef | ast.AsyncFunctionDef, argument: str) -> bool:
+    """Whether an argument is one of bytes or flags, which a cast to floats copies, by what is done with it."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value in _OF_BYTES:
+            return True
+        used = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert) else None
+        used = node.slice if isinstance(node, ast.Subscript) else used
+        if isinstance(used, ast.Name) and used.id == argument:
+            return True
+    return False
 
 
 def is_tensor_named(function: ast.FunctionDef | ast.AsyncFunctionDef, argument: str) -> bool:

@@ -101,6 +101,30 @@ def of_another_dtype(mask: Tensor) -> Tensor:
     return mask
 
 
+def of_bytes(image: Tensor) -> Tensor:
+    image = image.to(torch.float32)
+    image /= 255
+    return image
+
+
+def of_numbers(counts: Tensor) -> Tensor:
+    shares = counts.float()
+    shares /= shares.sum(-1, keepdim=True)
+    return shares
+
+
+def of_flags(near: Tensor, dtype: torch.dtype) -> Tensor:
+    far, bias = ~near, near.to(dtype)
+    bias *= 2
+    return bias - far.to(dtype)
+
+
+def of_times(t: Tensor) -> Tensor:
+    t = t.float()
+    t *= 1000
+    return t.cos()
+
+
 def of_a_list(sizes: list[int]) -> list[int]:
     rest = sizes[1:]
     rest[0] = 2
