@@ -16,11 +16,14 @@ from nsa_doctor.probes.model.own_files import OwnDefinition, own_definitions
 
 _SWITCHES = re.compile(r"\.eval\(\s*\)|\.train\(\s*(mode\s*=\s*)?False")
 _MEASURING = re.compile(
-    r"eval|valid|test|predict|sampl|generat|infer|score|metric|measure|attack|explain|salien|attribut|adversar|probe",
+    r"eval|valid|test|predict|sampl|generat|infer|score|metric|measure|attack|explain|salien|attribut|adversar|probe|"
+    r"fisher|influence|hessian|curvature|(^|_)(val|dev)(_|$)",
     re.IGNORECASE,
 )
 _KEPT = re.compile(
-    r"teacher|ema|reference|(^|[._])ref($|[._])|frozen|target|(^|[._])old($|[._])|pretrained", re.IGNORECASE
+    r"teacher|ema|reference|(^|[._])ref($|[._])|frozen|fixed|target|(^|[._])old($|[._])|pretrained|vgg|lpips|percept|"
+    r"inception|clip|dino|extractor|feature|judge|reward",
+    re.IGNORECASE,
 )
 _BACK = re.compile(r"train|restore|(^|_)modes?($|_)", re.IGNORECASE)
 _QUIET = ("no_grad", "inference_mode")
@@ -42,13 +45,27 @@ class LeftByFunction:
 
 def left_by_functions(sp: BuiltModule) -> Iterator[LeftByFunction]:
     """Those of the subject's own files, and of the packages around them."""
-    yield from left_among(list(own_definitions(sp, _SWITCHES, with_packages=True)))
+    yield from left_among(list(own_definitions(sp, _SWITCHES, with_packages=True)), _frozen_parts(sp))
 
 
-def left_among(every: Sequence[OwnDefinition]) -> Iterator[LeftByFunction]:
-    """Those of these functions."""
+def _frozen_parts(sp: BuiltModule) -> frozenset[tuple[str, str]]:
+    """The class and the name of each attribute that is a module whose parameters are all frozen."""
+    return frozenset(
+        (type(holder).__name__, f"self.{name}")
+        for holder in sp.module.modules()
+        for name, part in holder.named_children()
+        if not any(each.requires_grad for each in part.parameters())
+    )
+
+
+def left_among(
+    every: Sequence[OwnDefinition], frozen: frozenset[tuple[str, str]] = frozenset()
+) -> Iterator[LeftByFunction]:
+    """Those of these functions; `frozen` are attributes, by class and name, that hold what is not trained."""
     for each in every:
         for switch, model in _switches(each):
+            if each.kind is not None and (each.kind.name, model) in frozen:
+                continue
             place = each.place(switch.lineno)
             if _is_training(each) and (line := _own_use(each, switch, model, every)):
                 yield LeftByFunction(place, model, each.node.name, line)
@@ -85,7 +102,8 @@ def _is_off(call: ast.Call) -> bool:
 
 def _is_training(each: OwnDefinition) -> bool:
     """Whether it goes back from a loss or returns one, and its name does not say that it measures."""
-    if _MEASURING.search(each.node.name) or any(_is_quiet(ast.unparse(it)) for it in each.node.decorator_list):
+    is_quiet = any(_is_quiet(ast.unparse(decorator)) for decorator in each.node.decorator_list)
+    if is_quiet or _MEASURING.search(each.node.name) or _is_of_other_gradients(each):
         return False
     for node in each.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
@@ -95,6 +113,17 @@ def _is_training(each: OwnDefinition) -> bool:
             if "loss" in each.node.name or any("loss" in name for name in names):
                 return True
     return False
+
+
+def _is_of_other_gradients(each: OwnDefinition) -> bool:
+    """Whether it goes back for the gradient of an input that it makes, or reads gradients and takes no step."""
+    calls = [node for node in each.nodes if isinstance(node, ast.Call)]
+    methods = {node.func.attr: node.func.value for node in calls if isinstance(node.func, ast.Attribute)}
+    words = [word for call in calls for word in call.keywords if word.arg == "requires_grad"]
+    if any(ast.unparse(word.value) == "True" for word in words) or isinstance(methods.get("requires_grad_"), ast.Call):
+        return True
+    reads = any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in each.nodes)
+    return reads and "step" not in methods
 
 
 def _is_quiet(text: str) -> bool:

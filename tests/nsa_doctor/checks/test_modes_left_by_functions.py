@@ -158,6 +158,42 @@ HEALTHY = {
             loss.backward()
             return x.grad
     """,
+    "an input is fitted": """
+        def invert(model, optimizer, x):
+            model.eval()
+            with torch.no_grad():
+                y = model(x)
+            z = torch.zeros_like(x, requires_grad=True)
+            loss = (model(z) - y).sum()
+            loss.backward()
+            optimizer([z]).step()
+            return z
+    """,
+    "gradients are read": """
+        def importance(model, x):
+            model.eval()
+            with torch.no_grad():
+                y = model(x)
+            loss = (model(x) - y).sum()
+            loss.backward()
+            return [each.grad.square() for each in model.parameters()]
+    """,
+    "a loss of features": """
+        def perceptual_loss(vgg, x, y):
+            vgg.eval()
+            with torch.no_grad():
+                wanted = vgg(y)
+            loss = (vgg(x) - wanted).square().mean()
+            return loss
+    """,
+    "a loss that is held out": """
+        def val_loss(model, x):
+            model.eval()
+            with torch.no_grad():
+                y = model(x)
+            loss = (model(x) - y).sum()
+            return loss
+    """,
     "an attack": """
         def attack(model, x):
             model.eval()
@@ -244,11 +280,21 @@ HEALTHY = {
 }
 
 
-def found(text: str) -> list[LeftByFunction]:
+OF_A_PART = """
+    class Matched:
+        def loss(self, x, y):
+            self.net.eval()
+            with torch.no_grad():
+                wanted = self.net(y)
+            return (self.net(x) - wanted).square().mean()
+"""
+
+
+def found(text: str, *frozen: tuple[str, str]) -> list[LeftByFunction]:
     text = "from contextlib import contextmanager\nimport torch\n" + dedent(text)
     names: dict[str, Any] = {}
     exec(compile(text, "tests/of_modes.py", "exec"), names)
-    return list(left_among(list(definitions_of(text, "tests/of_modes.py", names))))
+    return list(left_among(list(definitions_of(text, "tests/of_modes.py", names)), frozenset(frozen)))
 
 
 @pytest.mark.parametrize("case", FAULTY)
@@ -262,3 +308,8 @@ def test_a_model_that_is_left_in_evaluation_mode_for_a_loss_is_found(case: str) 
 @pytest.mark.parametrize("case", HEALTHY)
 def test_modes_that_are_set_back_or_meant_are_left_alone(case: str) -> None:
     assert found(HEALTHY[case]) == []
+
+
+def test_a_part_whose_parameters_are_all_frozen_is_left_alone() -> None:
+    assert len(found(OF_A_PART)) == len(found(OF_A_PART, ("Another", "self.net"))) == 1
+    assert found(OF_A_PART, ("Matched", "self.net")) == []
