@@ -5,12 +5,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.own_files import OwnDefinition, own_definitions
 from nsa_doctor.probes.numerics.spread_links import linked
 from nsa_doctor.probes.numerics.spread_names import DEVIATION, VARIANCE, named
-from nsa_doctor.probes.numerics.spread_uses import Use, uses_in
+from nsa_doctor.probes.numerics.spread_uses import Use, resolved, uses_in
 from nsa_doctor.probes.numerics.spreads import Scope
 
 _WORDS = re.compile(r"gaussian_nll_loss|GaussianNLLLoss|Normal\(|\brandn|torch\.normal|random\.(normal|gauss)")
@@ -95,13 +97,15 @@ def _described(use: Use) -> str:
 
 
 def _losses(scopes: Sequence[Scope]) -> frozenset[str]:
-    """The texts that stand for a GaussianNLLLoss: what one is assigned to."""
-    found = {"nn.GaussianNLLLoss()", "GaussianNLLLoss()"}
+    """The texts that stand for a GaussianNLLLoss of torch's: what makes one, and what it is assigned to."""
+    found: set[str] = set()
     for scope in scopes:
         for node in scope.of.nodes:
+            if isinstance(node, ast.Call) and resolved(node.func, scope) is nn.GaussianNLLLoss:
+                found.add(ast.unparse(node))
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                name = ast.unparse(node.value.func).rpartition(".")[2]
-                found |= {ast.unparse(target) for target in node.targets if name == "GaussianNLLLoss"}
+                is_it = resolved(node.value.func, scope) is nn.GaussianNLLLoss
+                found |= {ast.unparse(target) for target in node.targets if is_it}
     return frozenset(found)
 
 

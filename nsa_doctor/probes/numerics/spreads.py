@@ -153,7 +153,9 @@ def _of_variable(name: str, scope: Scope, seen: frozenset[str]) -> Spread | None
     if len(values) == 1 and found and found[0]:
         return replace(found[0], made=scope.statements.get(name) or found[0].made)
     says = named(name)
-    if says is None or any(each and (each.slot != slot or each.exponent != 1) for each in found):
+    if says is None or any(_is_otherwise(value, says) for value in values):
+        return None
+    if any(each and (each.slot != slot or each.exponent != 1) for each in found):
         return None
     if any(each and each.is_log != says.is_log for each in found):
         return None
@@ -168,9 +170,30 @@ def _of_attribute(node: ast.Attribute, scope: Scope, seen: frozenset[str]) -> Sp
     if len(values) == 1 and found[0]:
         return found[0]
     says = named(node.attr)
-    if says is None or any(each and each.slot != slot for each in found):
+    if says is None or any(_is_otherwise(value, says) for value, _ in values):
+        return None
+    if any(each and each.slot != slot for each in found):
         return None
     return _base(slot, ast.unparse(node), says)
+
+
+def _is_otherwise(value: ast.expr | None, says: Named) -> bool:
+    """Whether a variable is given a number, a root where its name says a variance, or a square where a deviation."""
+    if value is None or says.is_log:
+        return False
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and is_small(value.right):
+        return _is_otherwise(value.left, says)
+    name, of = called(value) if isinstance(value, ast.Call) else ("", [])
+    if name in _UNCHANGED and of:
+        return _is_otherwise(of[0], says)
+    power = _POWERS.get(name)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Pow):
+        power = number(value.right)
+    if name == "exp" and of:
+        half, doubled = ast.unparse(of[0]).startswith("0.5 * "), ast.unparse(of[0]).startswith("2 * ")
+        power = 0.5 if half else 2.0 if doubled else None
+    is_given = number(value) is not None
+    return is_given or (says.power, power) in ((VARIANCE, 0.5), (DEVIATION, 2.0))
 
 
 def _of_arithmetic(node: ast.BinOp, scope: Scope, seen: frozenset[str]) -> Spread | None:

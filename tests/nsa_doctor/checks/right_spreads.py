@@ -152,3 +152,23 @@ def predicted(x: Tensor) -> tuple[Tensor, Tensor]:
 def calibrated(x: Tensor, y: Tensor) -> Tensor:
     mean, sigma = predicted(x)
     return ((y - mean) / sigma).abs() + Normal(mean, sigma).log_prob(y)
+
+
+def named_for_what_it_was(mean: Tensor, beta: Tensor) -> Tensor:
+    variance = torch.sqrt(beta).clamp(min=1e-5)
+    return mean + variance * torch.randn_like(mean)
+
+
+def named_for_what_it_was_by_a_power(mean: Tensor, y: Tensor, raw: Tensor) -> Tensor:
+    std = raw**2 + 1e-6
+    return F.gaussian_nll_loss(mean, y, std)
+
+
+def named_for_what_it_was_by_half(mean: Tensor, raw: Tensor) -> Tensor:
+    var = torch.exp(0.5 * raw)
+    return Normal(mean, var).rsample()
+
+
+def of_a_number(x: Tensor) -> Tensor:
+    var = 0.1
+    return x + var * torch.randn_like(x)

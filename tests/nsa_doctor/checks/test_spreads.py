@@ -111,6 +111,13 @@ def test_a_function_of_its_own_by_a_known_name_is_none_of_them() -> None:
     assert list(mistaken_in(list(found))) == []
 
 
+def test_a_class_of_its_own_by_the_name_of_a_loss_is_not_that_loss() -> None:
+    text = "def loss(mean, y, std):\n    criterion = GaussianNLLLoss()\n    return criterion(mean, y, std)\n"
+    for kind, num_found in ((nn.GaussianNLLLoss, 1), (type("GaussianNLLLoss", (nn.Module,), {}), 0)):
+        found = definitions_of(text, "0.py", {"GaussianNLLLoss": kind})
+        assert len(list(mistaken_in(list(found)))) == num_found
+
+
 @pytest.mark.parametrize(
     ("name", "power", "is_log"),
     [
