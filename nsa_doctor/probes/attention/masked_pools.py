@@ -24,7 +24,8 @@ from nsa_doctor.probes.model.state import seed_everything
 
 _MEAN = re.compile(r"mean|avg|average", re.IGNORECASE)
 _NO_POOL = re.compile(r"means|meaning|variance|var_|std|field|shift|sum", re.IGNORECASE)
-_NAMES_OF_WAYS = re.compile(r"_?(pool\w*|agg\w*|reduc\w*|mode|readout|kind|method|strategy)")
+_NAMES_OF_WAYS = re.compile(r"_?(?!\w*(head|layer|loss))(pool\w*|agg\w*|reduc\w*|mode|readout|kind|method|strategy)")
+_OF_LOSSES = re.compile(r"_?reduc\w*")
 _APART, _EPSILON, _ROUNDINGS = 0.01, 1e-3, 1e3
 
 
@@ -108,6 +109,10 @@ class _Call:
         if not all(_are_alike(*each) for each in answers):
             yield from (*zip(self.inside, other.inside, strict=True), *answers)
 
+    def counts(self, number: int) -> bool:
+        """Whether it answers with how many tokens there are too, by which its caller may divide."""
+        return any(each.numel() > 0 and bool((each == number).all()) for each in self.answers)
+
 
 def pool_fault(sp: BuiltModule, length: int, run: Callable[[], object]) -> PoolFault | None:
     """The first fault of a part that pools tokens in a call of the module under a mask of no padding."""
@@ -173,7 +178,10 @@ def _grows(given: _Given) -> PoolFault | None:
     if not _is_named_a_mean(given.part):
         return None
     half = given.length // 2
-    for all_of_them, some in given.equal(given.length).beside(given.equal(half)):
+    of_all, of_half = given.equal(given.length), given.equal(half)
+    if of_all.counts(given.length) and of_half.counts(half):
+        return None
+    for all_of_them, some in of_all.beside(of_half):
         factor = _factor(all_of_them, some) if _is_pooled(all_of_them, given.length) else None
         if factor is not None and abs(factor - given.length / half) < _APART:
             text = (
@@ -190,8 +198,10 @@ def _are_alike(first: Tensor, second: Tensor) -> bool:
 
 
 def _is_named_a_mean(part: nn.Module) -> bool:
-    """Whether its class is named after a mean, or its way to pool is."""
-    ways = [str(value) for name, value in vars(part).items() if _NAMES_OF_WAYS.fullmatch(name)]
+    """Whether its class is named after a mean, or its way to pool is; that of its loss is another."""
+    has_loss = any("loss" in name for name in dir(part))
+    named = {name: value for name, value in vars(part).items() if _NAMES_OF_WAYS.fullmatch(name)}
+    ways = [str(value) for name, value in named.items() if not (has_loss and _OF_LOSSES.fullmatch(name))]
     names = [type(part).__name__, *(each for each in ways if len(each) < len("average_pooling_"))]
     return any(_MEAN.search(each) and not _NO_POOL.search(each) for each in names)
 

@@ -197,6 +197,38 @@ class SumPart(nn.Module):
         return x.sum(1) if mask is None else (x * mask[..., None]).sum(1)
 
 
+class SumAndCount(nn.Module):
+    """Both, for what divides them elsewhere."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * mask[..., None]).sum(1), mask.sum(1, keepdim=True)
+
+
+class MeanElsewhere(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = AveragePool()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        total, number = self.mean(x, mask)
+        return total / number
+
+
+class AveragePool(SumAndCount):
+    pass
+
+
+class SumWithALoss(Readout):
+    """Energies are summed; the loss is a mean, and so is what heads come to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduction, self.agg_heads = "mean", "mean"
+
+    def loss(self, x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self(x, mask), y, reduction=self.reduction)
+
+
 class MeanInTwo(nn.Module):
     """A sum that a part is given, divided behind it; of a mean where no mask is."""
 
@@ -244,6 +276,8 @@ HEALTHY = {
     "the largest": lambda: Sentence(Largest()),
     "the first": lambda: Sentence(MeanOfFirst()),
     "a mean and a sum": lambda: Sentence(MeanAndSum()),
+    "a sum and how many": lambda: Sentence(MeanElsewhere()),
+    "a sum with a loss": lambda: Sentence(SumWithALoss()),
     "a mean in two": lambda: Sentence(MeanInTwo(nn.Identity())),
     "a mean up to its size": lambda: Sentence(MeanUpToSize(nn.LayerNorm(WIDTH))),
     "heads": lambda: Sentence(MeanOfHeads()),
