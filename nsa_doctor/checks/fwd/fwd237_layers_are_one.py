@@ -2,9 +2,10 @@
 
 Detects: a list or a row of layers in which one module with weights stands in every place, or in several because a line
     multiplies a list of it, where neither the names nor the source of what holds it speak of layers that are shared; a
-    norm of batches with running statistics that stands in several. What is kept as an attribute of its own as well is
-    left alone. Where no line shows how it came there, as where a
-    list is handed in, it is a note; so is one that is made first, as of a head, and given another input each time.
+    norm of batches with running statistics that stands in several. What is kept as an attribute of its own as well, or
+    stands in one branch of a condition beside another that builds each, is left alone. Where no line shows how it came
+    there, as where a list is handed in, it is a note; so is one that is made first, as of a head, and given another
+    input each time.
 Matters: a model of twelve layers learns the parameters of one; checkpoints, shapes and the loss look right.
 Fix: build each layer: `nn.ModuleList([Layer() for _ in range(n)])`, or `copy.deepcopy(layer)` for each; for layers that
     are to be shared, say so there.
@@ -45,7 +46,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         holder = part_at(root, owner)
         many = multiplied_part(subject, path, kinds[1].__name__)
         made = line_that_makes(holder, name) if name else None
-        if (not found.is_plain and (many is None or not many.is_list)) or (many is not None and many.is_kept):
+        is_plain = found.is_plain or (many is not None and many.is_list)
+        if not is_plain or (many is not None and (many.is_kept or many.is_chosen)):
             continue
         line = many.line if many is not None else None if made is None or is_handed_in(made) else made
         beside = [each for each in (made, *(many.around if many is not None else ())) if each is not None]

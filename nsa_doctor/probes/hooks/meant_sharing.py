@@ -22,7 +22,7 @@ _AGAIN = re.compile(
     r"|Recurren|Universal|Recycl|Unroll|Looped|Albert|Iterat|Cyclic"
 )
 _SHARED = re.compile(
-    r"(?<![a-z])(?i:shar(e|es|ed|ing)|ties?|tied|tying|reus\w+)(?![a-z])|Shar(e|es|ed|ing)|Tied|Tying|Reus"
+    r"(?<![a-z])(?i:shar(e|es|ed|ing)|ties?|tied|tying|reus\w+)(?![a-z])|Shar(e|es|ed|ing)|Tied|Tying|Reus|共享|共用"
 )
 _BESIDE = re.compile(  # at the line itself
     r"(?<![a-z])(same|(one|single) (and|block|layer|module|set|cell|instance|network))(?![a-z])"

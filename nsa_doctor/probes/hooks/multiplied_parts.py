@@ -39,14 +39,16 @@ class Multiplied:
     """The line that puts one part into a list several times.
 
     `is_list` where a list is multiplied, which says nothing of parts that are each their own; `is_kept` where the part
-    is an attribute as well, `is_held` where it has a name of its own; `names` are those that it has there; `around` are
-    the lines under way, from the one that fills the container to this one, and the conditions and loops they are in.
+    is an attribute as well, `is_held` where it has a name of its own, `is_chosen` where another branch there builds
+    each layer; `names` are those that it has there; `around` are the lines under way, from the one that fills the
+    container to this one, and the conditions and loops that they are in.
     """
 
     line: Line
     is_list: bool
     is_kept: bool
     is_held: bool
+    is_chosen: bool
     names: frozenset[str]
     around: tuple[Line, ...]
 
@@ -68,7 +70,8 @@ def multiplied_part(subject: Subject, path: str, kind: str) -> Multiplied | None
                 under_way = (*stack[: depth + 1], place)
                 around = (*under_way, *(head for each in under_way for head in _heads(each)))
                 is_kept, is_held = isinstance(part, ast.Attribute), isinstance(part, ast.Name)
-                return Multiplied(place, is_list, is_kept, is_held, _names(part), around)
+                is_chosen = _is_chosen(line) or _is_chosen(place)
+                return Multiplied(place, is_list, is_kept, is_held, is_chosen, _names(part), around)
     return None
 
 
@@ -135,6 +138,51 @@ def _heads(line: Line) -> Iterator[Line]:
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, (ast.If, *_LOOPS)) and _covers(node, line.line):
             yield replace(line, line=node.lineno)
+
+
+def _is_chosen(line: Line) -> bool:
+    """Whether a condition around a line has another branch, which fills the same list or returns, one by one."""
+    tree = _tree(line.file)
+    for own, other in _branches(tree) if tree is not None else ():
+        mine = {text for text, each in _fills(own) if _covers(each, line.line)}
+        if any(text in mine and _is_one_by_one(each, other) for text, each in _fills(other)):
+            return True
+    return False
+
+
+def _branches(tree: ast.Module) -> Iterator[tuple[list[ast.stmt], list[ast.stmt]]]:
+    """Statements of which a condition takes either these or those, both ways round."""
+    for around in ast.walk(tree):
+        for name in ("body", "orelse"):
+            block = getattr(around, name, None)
+            for at, each in enumerate(block if isinstance(block, list) else ()):
+                if isinstance(each, ast.If):
+                    after = block[at + 1 :] if isinstance(each.body[-1], ast.Return) else []  # type: ignore[index]
+                    other = each.orelse or after
+                    yield from ((each.body, other), (other, each.body))
+
+
+def _fills(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """What these statements assign, add to or return, and by which statement."""
+    for each in (inner for statement in statements for inner in ast.walk(statement)):
+        match each:
+            case ast.Assign(targets=targets):
+                yield from ((ast.unparse(target), each) for target in targets)
+            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                yield ast.unparse(target), each
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=held))):
+                yield ast.unparse(held), each
+            case ast.Return():
+                yield "return", each
+
+
+def _is_one_by_one(statement: ast.stmt, branch: list[ast.stmt]) -> bool:
+    """Whether it makes something anew in a comprehension, or in a loop of its branch."""
+    loops = [each for top in branch for each in ast.walk(top) if isinstance(each, _LOOPS)]
+    if any(inner is statement for loop in loops for inner in ast.walk(loop)):
+        return True
+    made = [each.elt for each in ast.walk(statement) if isinstance(each, (ast.ListComp, ast.GeneratorExp))]
+    return any(isinstance(inner, ast.Call) for each in made for inner in ast.walk(each))
 
 
 def _multiplication(file: str, line: int, kind: str) -> tuple[ast.AST, ast.expr] | None:

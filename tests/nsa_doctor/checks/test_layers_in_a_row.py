@@ -207,6 +207,10 @@ class Said(Stack):
     """Layers whose parameters are shared."""
 
 
+class SaidInChinese(Stack):
+    """参数共享."""
+
+
 class Activated(nn.Sequential):
     """An activation with a parameter, twice."""
 
@@ -269,7 +273,7 @@ class LeftOut(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("make", [UniversalTransformer, Said, Activated, Own, TwiceNormedByRow, LeftOut])
+@pytest.mark.parametrize("make", [UniversalTransformer, Said, SaidInChinese, Activated, Own, TwiceNormedByRow, LeftOut])
 def test_layers_that_are_shared_on_purpose_or_stand_once_are_silent(make: Callable[[], nn.Module]) -> None:
     assert examined("FWD237", make).findings == ()
 
@@ -320,3 +324,49 @@ def test_one_head_with_another_input_in_each_place_is_a_note() -> None:
 def test_heads_that_read_the_same_or_each_other_are_found(make: Callable[[], nn.Module]) -> None:
     (finding,) = examined("FWD237", make).findings
     assert finding.message.startswith("Linear stands 2 times in heads")
+
+
+class Chosen(Stack):
+    """One layer or several, by how many are asked for."""
+
+    def __init__(self, num_own: int = 1) -> None:
+        super().__init__()
+        if num_own == 1:
+            self.layers = nn.ModuleList([nn.Linear(DIM, DIM)] * 3)
+        else:
+            self.layers = nn.ModuleList([nn.Linear(DIM, DIM) for _ in range(num_own)])
+
+
+def several(layer: nn.Linear, is_one: bool) -> nn.ModuleList:
+    if is_one:
+        return nn.ModuleList([layer] * 3)
+    return nn.ModuleList([nn.Linear(DIM, DIM) for _ in range(3)])
+
+
+class ChosenByAFunction(Stack):
+    """A function that makes one layer or several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = several(nn.Linear(DIM, DIM), is_one=True)
+
+
+class Guarded(Stack):
+    """The other branch makes one layer."""
+
+    def __init__(self, num: int = 3) -> None:
+        super().__init__()
+        if num > 1:
+            self.layers = nn.ModuleList([nn.Linear(DIM, DIM)] * num)
+        else:
+            self.layers = nn.ModuleList([nn.Linear(DIM, DIM)])
+
+
+@pytest.mark.parametrize("make", [Chosen, ChosenByAFunction])
+def test_one_layer_by_choice_where_another_branch_builds_each_is_silent(make: Callable[[], nn.Module]) -> None:
+    result = examined("FWD237", make)
+    assert (result.findings, result.notes) == ((), ())
+
+
+def test_one_layer_beside_a_branch_of_a_single_one_is_found() -> None:
+    assert len(examined("FWD237", Guarded).findings) == 1
