@@ -20,7 +20,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.norm_measures import measures_something_else
 
 _NAME = re.compile(r"(rms|layer|l2|scale)_?norm(alization|gated|fp32|\d\w?)?$", re.IGNORECASE)  # not LayerNormLinear
-_OWN_SIZE = re.compile(r"l[12]|scale", re.IGNORECASE)  # a length of one, or one that is learnt
+_OWN_SIZE = re.compile(r"l[12]|scale|complex", re.IGNORECASE)  # a length of one, one that is learnt, or that of pairs
 _OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, NORMS_BY_BATCH)  # of which the weights alone may be wrong
 _TIMES = 8.0
 _FEWEST = 8

@@ -59,6 +59,15 @@ class L1LayerNorm(Norm):
         return centred / centred.abs().mean(-1, keepdim=True)
 
 
+class ComplexRMSNorm(Norm):
+    """Of numbers whose real parts stand before the imaginary ones: their mean squared size is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        real, imaginary = x.chunk(2, -1)
+        scale = (real.square() + imaginary.square()).mean(-1, keepdim=True).rsqrt()
+        return x * scale * self.weight
+
+
 class LayerNormLinear(nn.Module):
     """A layer behind a norm, which is no norm."""
 
@@ -130,6 +139,7 @@ def _examined(norm: type[nn.Module], *args: float, is_trained: bool = False) -> 
         *((ShiftedRMSNorm, start) for start in (0.0, 0.5)),
         (L2Norm, 1.0),
         (L1LayerNorm, 1.0),
+        (ComplexRMSNorm, 1.0),
     ],
 )
 def test_norms_of_every_usual_kind_are_silent(norm: type[nn.Module], start: float) -> None:
