@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
@@ -30,6 +31,7 @@ _TIMES = 3.0
 _LEAST = 0.02
 _MOST_PASSES, _MOST_OPERATIONS = 240, 20_000
 _OF_SHAPE_ALONE = ("like", "new_", "empty", "zeros", "ones", "full", "rand", "arange", "is_", "_has", "bernoulli")
+_HANDING_OUT = frozenset({"numpy", "tolist", "__array__"})
 
 _Values = tuple[float, ...]
 
@@ -141,7 +143,7 @@ class _Trial:
         return last
 
     def _pass(self, watch: "_Operations") -> None:
-        with torch.no_grad(), unobserved(), watch.places.watching(), watch:
+        with torch.no_grad(), unobserved(), watch.places.watching(), watch, _HandedOut(watch.seen):
             self.sp(self._input())
 
     def _input(self) -> Tensor:
@@ -232,6 +234,25 @@ class _Operations(DispatchWatcher):
         inside = None if self._holder is None else self.places.of_method(self._holder)
         place = inside or self.places.here()[0]
         return place if place.file else None
+
+
+class _HandedOut(TorchFunctionMode):
+    """Notes what numpy and Python are given, which is no operation; a function mode is a base class by design."""
+
+    def __init__(self, seen: list[_Operation]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function; what it hands out decides something, for all that is known."""
+        name = getattr(func, "__name__", "")
+        if name in _HANDING_OUT and args and isinstance(args[0], Tensor):
+            with untraced():
+                given = _values(args[0])
+            self._seen.append(_Operation(name, (given,), (), is_decision=True, place=None))
+        return func(*args, **(kwargs or {}))
 
 
 def _values(tensor: Tensor) -> _Values:

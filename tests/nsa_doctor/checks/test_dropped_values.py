@@ -121,6 +121,16 @@ class Kept(Host):
         return x
 
 
+class HandedOut(Host):
+    """What is kept as arrays and as lists."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        self.array = self.layers[0](x).detach().numpy().copy()
+        self.list = {"of": self.layers[1](x).tolist()}
+        return x
+
+
 class Choosing(Host):
     """Scores choose more keys than there are."""
 
@@ -217,7 +227,10 @@ def test_what_is_computed_and_read_by_nothing_is_found_where_the_last_of_it_is_m
     assert Path(__file__).read_text("utf-8").splitlines()[(finding.where.line or 0) - 1].endswith("# last")
 
 
-@pytest.mark.parametrize("kind", [Residual, InTraining, Beside, Kept, Choosing, TakenAway, Uncalled, Gated, Unsteady])
+HEALTHY = (Residual, InTraining, Beside, Kept, HandedOut, Choosing, TakenAway, Uncalled, Gated, Unsteady)
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
 def test_what_acts_or_may_act_elsewhere_passes(kind: type[Host]) -> None:
     result = examined(kind)
     assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
