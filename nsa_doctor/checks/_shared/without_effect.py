@@ -153,9 +153,7 @@ def _passes(subject: Subject) -> Iterator[Callable[[], tuple[set[str], set[str],
     first, *others = lengths_for(subject)
     further = [min(length, subject.max_length) for length in (*others, *_FURTHER)]
     yield lambda: _look(built(subject, mode="train"), first)
-    yield lambda: _look(
-        built(subject, mode="train", is_randomised=False), first
-    )  # clamped within bounds
+    yield lambda: _look(built(subject, mode="train", is_randomised=False), first)  # clamped within bounds
     for index in range(NUM_SHUFFLED):
         yield lambda index=index: _look(shuffled(built(subject, mode="train"), index), first, seed=index + 1)
     for length in dict.fromkeys(further):
