@@ -23,11 +23,13 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.meant_sharing import is_meant
 from nsa_doctor.probes.hooks.multiplied_parts import is_handed_in, multiplied_part
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.probes.internal import NORMS_BY_BATCH, part_at
 from nsa_doctor.probes.model.built_module import built
@@ -73,7 +75,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 def _is_apart(subject: Subject, path: str) -> bool:
     """Whether the part in that container is given another input in each place, as a head of several levels is."""
-    sp = built(subject)
+    with unobserved():
+        sp = attempt(lambda: built(subject))
+    if isinstance(sp, Caught):
+        return False
     found = repeated_part(part_at(sp.module, path))
     return found is not None and isinstance(found.part, nn.Module) and is_given_apart(sp, found.part, found.times)
 
