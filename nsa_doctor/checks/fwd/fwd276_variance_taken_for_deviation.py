@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from nsa_doctor.checks._shared.around import Around
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
@@ -43,21 +44,13 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 
 def planted(subject: Subject) -> Subject:
-    class Drawn(nn.Module):
+    class Drawn(Around):
         """The subject, beside a draw around its answers."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = subject.build(subject.seed)
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = subject.forward(self.inner, x)
-            return output
 
         def drawn(self, mean: Tensor, log_var: Tensor) -> Tensor:
             return mean + log_var.exp() * torch.randn_like(mean)
 
-    return replace(subject, build=lambda _seed: Drawn(), forward=lambda module, x: module(x))
+    return replace(subject, build=lambda _seed: Drawn(subject), forward=lambda module, x: module(x))
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101",))

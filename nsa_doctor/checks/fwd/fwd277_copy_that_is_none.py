@@ -21,8 +21,9 @@ Example:
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from nsa_doctor.checks._shared.around import Around
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
@@ -44,16 +45,8 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def planted(subject: Subject) -> Subject:
-    class Blanked(nn.Module):
+    class Blanked(Around):
         """The subject, beside a helper."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = subject.build(subject.seed)
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = subject.forward(self.inner, x)
-            return output
 
         def blanked(self, rows: Tensor) -> Tensor:
             """The first token is 0; what is given is left as it is."""
@@ -61,7 +54,7 @@ def planted(subject: Subject) -> Subject:
             rows[:, 0] = 0
             return rows
 
-    return replace(subject, build=lambda _seed: Blanked(), forward=lambda module, x: module(x))
+    return replace(subject, build=lambda _seed: Blanked(subject), forward=lambda module, x: module(x))
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101",), explained_by=("FWD208",))

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
+from nsa_doctor.checks._shared.around import Around
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
@@ -59,16 +60,8 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def planted(subject: Subject) -> Subject:
-    class Trained(nn.Module):
+    class Trained(Around):
         """The subject, with a loss whose mean is taken over padding too."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = subject.build(subject.seed)
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = subject.forward(self.inner, x)
-            return output
 
         def loss(self, x: Tensor, lengths: Tensor) -> Tensor:
             """The mean square of what is answered for each row."""
@@ -76,7 +69,7 @@ def planted(subject: Subject) -> Subject:
             rows = [self(row[None, :length])[0].flatten(1).square().mean(1) for row, length in whole]
             return torch.stack([pad(row, (0, x.shape[1] - len(row))) for row in rows]).mean()
 
-    return replace(subject, build=lambda _seed: Trained(), forward=lambda module, x: module(x))
+    return replace(subject, build=lambda _seed: Trained(subject), forward=lambda module, x: module(x))
 
 
 CHECK = Check(

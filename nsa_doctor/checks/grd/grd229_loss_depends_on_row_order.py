@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from nsa_doctor.checks._shared.around import Around
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
@@ -74,23 +75,15 @@ def _changes(sp: BuiltModule, call: LossCall, batch: Batch) -> tuple[float, floa
 
 
 def planted(subject: Subject) -> Subject:
-    class Trained(nn.Module):
+    class Trained(Around):
         """The subject, with a loss that holds the first row alone against its target, and the others against that."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = subject.build(subject.seed)
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = subject.forward(self.inner, x)
-            return output
 
         def loss(self, x: Tensor, targets: Tensor) -> Tensor:
             """The mean square of what is missing to the target of the first row."""
             answers = self(x).flatten(2).mean(-1)
             return (answers - targets[:1].to(answers)).square().mean()
 
-    return replace(subject, build=lambda _seed: Trained(), forward=lambda module, x: module(x))
+    return replace(subject, build=lambda _seed: Trained(subject), forward=lambda module, x: module(x))
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "FWD203"), unless=("stochastic",))

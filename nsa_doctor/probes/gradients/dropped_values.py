@@ -256,7 +256,7 @@ class _HandedOut(TorchFunctionMode):
 
 
 def _values(tensor: Tensor) -> _Values:
-    """Sums by which two tensors are told apart."""
+    """Sums that differ between two tensors of other values."""
     if tensor.is_meta or tensor.is_complex() or not tensor.numel():
         return (float(tensor.numel()),)
     flat = tensor.detach().double().flatten()

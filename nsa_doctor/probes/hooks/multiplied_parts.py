@@ -177,7 +177,7 @@ def _fills(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _is_one_by_one(statement: ast.stmt, branch: list[ast.stmt]) -> bool:
-    """Whether it makes something anew in a comprehension, or in a loop of its branch."""
+    """Whether it makes a new one each time, in a comprehension, or in a loop of its branch."""
     loops = [each for top in branch for each in ast.walk(top) if isinstance(each, _LOOPS)]
     if any(inner is statement for loop in loops for inner in ast.walk(loop)):
         return True
