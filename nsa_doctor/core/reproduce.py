@@ -1,6 +1,7 @@
 """The command lines that reproduce a finding or a report: all of them are built here."""
 
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ def reproduce(command: str, words: Iterable[str] = (), /, **options: Any) -> str
     end = given.index("--") if "--" in given else len(given)  # what follows are no options
     added = [word for name, value in options.items() for word in _option(command, name, value)]
     return shlex.join(["nsa-doctor", command, *given[:end], *added, *given[end:]])
+
+
+def beside(codes: Sequence[str], line: str) -> str:
+    """The line, with these codes in what it selects: a check that looks at what they leave finds nothing without."""
+    return re.sub(r"(?<= --select )\S+", lambda selected: ",".join((*codes, selected[0])), line, count=1)
 
 
 def arguments(places: Sequence[str], options: Sequence[str] = ()) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Point
 from nsa_doctor.core.pace import Pace, left_out_of_all, seconds_of_all
 from nsa_doctor.core.registry import Entry
-from nsa_doctor.core.reproduce import CommandLine
+from nsa_doctor.core.reproduce import CommandLine, beside
 from nsa_doctor.core.seams import offers_no
 from nsa_doctor.engine.conclusions import swept_codes, swept_results
 from nsa_doctor.engine.describe import findings
@@ -133,7 +133,13 @@ class Session:
 
     def _run(self, entry: Entry, supervisor: Supervisor, left: Remainder | None = None) -> Result:
         where, at_most = None if left is None else asdict(left), self._seconds_for_a_check(entry)
-        return supervisor.check(entry.manual.code, self.examination_request.timeout, at_most=at_most, left=where)
+        code = entry.manual.code
+        result = supervisor.check(code, self.examination_request.timeout, at_most=at_most, left=where)
+        if left is None:
+            return result
+        failed = sorted(set(self._failed()) & swept_codes() - {code})
+        found = (replace(each, repro=beside(failed, each.repro)) for each in result.findings)
+        return replace(result, findings=tuple(found))
 
     def _seconds_for_a_check(self, entry: Entry) -> float:
         profile, spent = self.examination_request.profile, time.monotonic() - self._began

@@ -43,6 +43,7 @@ def test_what_is_left(is_fine: Callable[[int, str], bool], left: Remainder | Non
 def test_the_second_fault_is_found_beside_the_first(name: str, second: str, doctor: Doctor) -> None:
     words = ("--select", f"FWD101,{second}", "--format", "json", "--quiet")
     report = json.loads(doctor("run", "--subject", f"faulty.second:{name}", *words).stdout)
-    found = {finding["code"]: finding["where"] for result in report["results"] for finding in result["findings"]}
+    found = {finding["code"]: finding for result in report["results"] for finding in result["findings"]}
     assert set(found) == {"FWD101", second}
-    assert is_marked(found[second]["file"], found[second]["line"])
+    assert is_marked(found[second]["where"]["file"], found[second]["where"]["line"])
+    assert f" --select FWD101,{second} " in found[second]["repro"]
