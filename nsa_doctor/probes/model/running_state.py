@@ -76,14 +76,14 @@ def rewind(module: nn.Module) -> None:
     """Put all back where the last call in training mode moved running state, and remember what the next may move.
 
     Counts alone go on: what they do is looked for. It is done before a call, not after one: a backward pass may still
-    need what the last call left.
+    need what the last call left. Of a module that has no running state, all that it holds need not be taken down.
     """
     before = _BEFORE_TRAINING_CALL.pop(module, None)
     with untraced():
         if before is not None and before[0].has_moved(but_counts=True):
             with _mode_and_hooks_kept(module):  # which changed between the calls, not by them
                 before[1].restore()
-        if module.training:
+        if module.training and next(_running(module), None) is not None:
             _BEFORE_TRAINING_CALL[module] = RunningState(module), ModuleState(module)
 
 
