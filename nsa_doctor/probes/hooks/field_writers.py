@@ -103,6 +103,7 @@ class FieldWriters(DispatchWatcher):
         super().__init__()
         self.places, self._frames = places, frames
         self._ranks: dict[CodeType, int] = {}
+        self._last_lines: dict[CodeType, int] = {}
         self._memory: dict[int, _Memory] = {}
         self._writes: list[Write] = []
         self.alive: list[Tensor] = []  # or memory would be given to another tensor
@@ -197,7 +198,9 @@ class FieldWriters(DispatchWatcher):
                 is_of_module = code.co_varnames[:1] == ("self",) and isinstance(values.get("self"), nn.Module)
                 arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 numbers = tuple(value for name in arguments if type(value := values.get(name)) is int)
-                first, last = code.co_firstlineno, max(line for *_, line in code.co_lines() if line)
+                if code not in self._last_lines:
+                    self._last_lines[code] = max(line for *_, line in code.co_lines() if line)
+                first, last = code.co_firstlineno, self._last_lines[code]
                 at = (code.co_filename, frame.f_lineno, code.co_name)
                 found.append(OwnLine(*at, first, last, is_of_module, numbers))
             frame = frame.f_back

@@ -8,7 +8,7 @@ as known.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -181,23 +181,18 @@ class KnownRows:
         """Of which token each row is [...], by the first tensor of all tokens that has it; -1 where none does."""
         projected, bound, is_even = _projected(tensor)
         tokens, first = torch.full((len(projected),), -1), torch.full((len(projected),), len(self._tensors))
-        keys, values, numbers, indices = self._table()
+        _, _, numbers, indices = self._table()
         sizes, _, _ = self._shapes()
-        low, high = (
-            torch.searchsorted(keys, projected[:, 0] + s * (bound + _GRID * keys.abs().amax())) for s in (-1.0, 1.0)
-        )
-        for offset in range(min(_MOST_ALIKE, int((high - low).max()) + 1)):
-            at = (low + offset).clamp_max(len(values) - 1)
-            same = ((values[at] - projected).abs() <= bound[:, None]).all(1) & ~is_even
+        for rows, at in self._alike(projected, bound, is_even):
             counts = sizes[numbers[at], :_MOST_DIMS] == self.length
-            is_earlier = same & (counts.sum(1) == 1) & (numbers[at] < first)
-            tokens = torch.where(is_earlier, (indices[at] * counts).sum(1), tokens)
-            first = torch.where(is_earlier, numbers[at], first)
+            is_earlier = (counts.sum(1) == 1) & (numbers[at] < first[rows])
+            tokens[rows[is_earlier]] = (indices[at] * counts).sum(1)[is_earlier]
+            first[rows[is_earlier]] = numbers[at][is_earlier]
         return tokens.reshape(tensor.shape[:-1])
 
     def _unknown(self, tensor: Tensor, asked: Asked) -> Tensor | None:
         projected, bound, is_even = (each[:_MOST_ROWS] for each in _projected(tensor))
-        keys, values, numbers, indices = self._table()
+        _, _, numbers, indices = self._table()
         due = _indices(tensor)[:_MOST_ROWS]
         comparable, are_same = self._comparable(tensor.shape, asked)
         has_comparable = bool(comparable.any())
@@ -206,19 +201,30 @@ class KnownRows:
         shifted = torch.zeros((len(self._tensors), _MOST_DIMS), dtype=torch.long)
         inner = slice(tensor.ndim - 1)  # in these dimensions they have all tokens, and the other its own
         shifted[:, inner] = (comparable[:, None] & (sizes != _padded(tensor.shape)))[:, inner].long()
-        known = is_even
-        low, high = (
-            torch.searchsorted(keys, projected[:, 0] + s * (bound + _GRID * keys.abs().amax())) for s in (-1.0, 1.0)
-        )
-        for offset in range(min(_MOST_ALIKE, int((high - low).max()) + 1)):
-            at = (low + offset).clamp_max(len(values) - 1)
-            same = ((values[at] - projected).abs() <= bound[:, None]).all(1)
-            is_there = indices[at] == due + asked.start * shifted[numbers[at]]
-            is_of_token = of_tokens[numbers[at]] & (indices[at] >= asked.start) & (indices[at] < asked.end)
-            in_place = (comparable[numbers[at]] & is_there.all(1)) | is_of_token.any(1)
-            known = known | (same & (in_place if has_comparable else True))
+        known = is_even.clone()
+        for rows, at in self._alike(projected, bound, known):
+            if has_comparable:
+                is_there = indices[at] == due[rows] + asked.start * shifted[numbers[at]]
+                is_of_token = of_tokens[numbers[at]] & (indices[at] >= asked.start) & (indices[at] < asked.end)
+                known[rows] = (comparable[numbers[at]] & is_there.all(1)) | is_of_token.any(1)
+            else:
+                known[rows] = True
         unknown = (~known).nonzero()[:, 0]
         return unknown if len(unknown) else None
+
+    def _alike(self, projected: Tensor, bound: Tensor, settled: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Numbers of rows that are not settled yet, with where a row of the table stands that is alike; one of each."""
+        keys, values, _, _ = self._table()
+        reach = bound + _GRID * torch.maximum(-keys[0], keys[-1])
+        low, high = (torch.searchsorted(keys, projected[:, 0] + sign * reach) for sign in (-1.0, 1.0))
+        rows = torch.arange(len(projected))
+        for offset in range(_MOST_ALIKE):
+            rows = rows[~settled[rows] & (low[rows] + offset < high[rows])]
+            if not len(rows):
+                return
+            at = low[rows] + offset
+            is_alike = ((values[at] - projected[rows]).abs() <= bound[rows, None]).all(1)
+            yield rows[is_alike], at[is_alike]
 
     def _dims_of_tokens(self, shape: Sequence[int], is_strict: bool) -> list[bool]:
         """Which dimension before the last counts tokens, where one row of each is all there is."""
