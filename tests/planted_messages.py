@@ -20,6 +20,7 @@ from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks import test_checks as of_others
+from tests.nsa_doctor.checks.test_checks_of_checkpoints import written_checkpoint
 from tests.nsa_doctor.conftest import HERE
 from tests.nsa_doctor.functions import test_function_checks as of_functions
 
@@ -70,7 +71,7 @@ def planted_result(code: str) -> Result:
     if kind == "function":
         return judge(check, check.planted(of_functions.subject_for(code)))
     healthy = {
-        "checkpoint": of_others.written_checkpoint,
+        "checkpoint": written_checkpoint,
         "data": of_others.source_of_batches,
         "run": lambda: trained(is_computed_again=True),
     }[kind]

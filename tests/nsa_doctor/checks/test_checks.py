@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nsa.config import load_config
-from nsa_doctor.artifacts.checkpoint.record import Reading
-from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
 from nsa_doctor.artifacts.data.sources import of_config
 from nsa_doctor.artifacts.data.subject import DataSubject
 from nsa_doctor.artifacts.judging import judge
@@ -26,7 +24,6 @@ from nsa_doctor.core.finding import Finding, Verdict
 from nsa_doctor.engine.conclusions import with_observed
 from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.subject.contract import Subject
-from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.offered import (
@@ -98,35 +95,6 @@ def complaints(check: Check, subject: Subject) -> Iterator[str]:
             yield f"the finding is placed at {finding.where}, not where the bug is planted"
         if not re.match(r"nsa-doctor [a-z]", finding.repro):
             yield f"the finding cannot be repeated by {finding.repro!r}"
-
-
-def written_checkpoint() -> CheckpointSubject:
-    """A checkpoint that holds what a check plants."""
-    return CheckpointSubject(name="step_1.safetensors", checkpoint=lambda: Reading(path=""), options=("it",))
-
-
-def complaints_of_a_file(code: str) -> Iterator[str]:
-    """What is wrong with a check of checkpoints, seen on two that are healthy and on the one that it plants."""
-    check = registry.load(code)
-    written = written_checkpoint()
-    moved = {
-        name: (shape, tuple(value * 1.01 + 0.01 for value in values)) for name, (shape, values) in healthy().items()
-    }
-    sound = judge(check, holding(written, healthy(), moved))
-    if sound.verdict is not Verdict.PASS:
-        yield f"{sound.verdict} on healthy checkpoints: {sound.reason or sound.findings}"
-    faulty = judge(check, check.planted(written))
-    if (faulty.verdict, len(faulty.findings)) != (Verdict.FAIL, 1):
-        yield f"{faulty.verdict} with {len(faulty.findings)} findings on what it plants: {faulty.reason}"
-    for finding in faulty.findings:
-        if finding.code != code or finding.repro != "nsa-doctor gate-stats it":
-            yield f"the finding bears the code {finding.code} and is repeated by {finding.repro!r}"
-        if finding.where.module not in (GATE, f"{GATE}.fc2") and not code.startswith(("CKP101", "CKP102")):
-            yield f"the finding is placed at {finding.where}, not where the bug is planted"
-    others = [other for other in OF_CHECKPOINTS if other[:3] == "GAT" and other != code]
-    also = [other for other in others if judge(registry.load(other), check.planted(written)).findings]
-    if also:
-        yield f"{', '.join(also)} tell the same bug again"
 
 
 def step_down(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
@@ -254,11 +222,6 @@ def subject_for(code: str, small: Subject) -> Subject:
 @pytest.mark.parametrize("code", IN_PROCESS)
 def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject) -> None:
     assert list(complaints(registry.load(code), subject_for(code, small))) == []
-
-
-@pytest.mark.parametrize("code", OF_CHECKPOINTS)
-def test_a_check_of_checkpoints_finds_what_it_plants_and_nothing_else(code: str) -> None:
-    assert list(complaints_of_a_file(code)) == []
 
 
 @pytest.fixture(scope="module")
