@@ -1,5 +1,6 @@
 """Runs cases, each in a process of its own that is ended when it takes too long."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from nsa_doctor.isolation.side_by_side import side_by_side
 from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
 
 CAN_FORK = hasattr(os, "fork")
+REGISTRY = "nsa_doctor.core.registry"  # and with it the manuals of all checks are read
 IMPORTED = (
     "nsa.nn",
     "nsa.train.run",
@@ -25,8 +27,12 @@ IMPORTED = (
     "nsa_doctor.cases.worker_main",
     "nsa_doctor.cli.main",
     "nsa_doctor.render.reading",
+    "nsa_doctor.render.report_format.document",  # these two and the writer of events are imported late
+    "nsa_doctor.render.terminal",
+    *(("torch.utils.tensorboard",) if importlib.util.find_spec("tensorboard") else ()),
     "nsa_doctor.engine.run",
     "nsa_doctor.artifacts.training_run.watch",
+    REGISTRY,
     COMPILER,  # an optimizer's first step would import it
 )
 ROOM, WARM_ROOM = "nsa_doctor.cases.worker_main", "nsa_doctor.cases.warm_main"

@@ -2,11 +2,13 @@
 
 import gc
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nsa_doctor.cases.running import run_each
+from nsa_doctor.cases.running import REGISTRY, run_each
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.isolation.openmp import keep_to_one_thread
 from nsa_doctor.isolation.start import Children
 
@@ -22,6 +24,8 @@ def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
     def run(request: dict[str, Any]) -> dict[str, Any]:
         for name in request["imported"]:
             importlib.import_module(name)
+        if REGISTRY in request["imported"]:
+            attempt(sys.modules[REGISTRY].manuals)  # what is wrong with one is said where it is asked for
         gc.freeze()  # no collector of theirs looks through what is imported
         run_each(request, lambda outcome: channel.send({"event": "outcome", "outcome": asdict(outcome)}))
         return {}
