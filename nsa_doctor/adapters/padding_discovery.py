@@ -15,7 +15,11 @@ from nsa_doctor.adapters.length_padding import OF_LENGTHS, by_lengths
 from nsa_doctor.adapters.masked_answer import masked_answer, padded_answer
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts, is_left_by_parts
+from nsa_doctor.probes.attention.handed_masks import (
+    is_kept_from_parts,
+    is_left_by_parts,
+    is_left_where_tokens_attend,
+)
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.state import seed_everything
@@ -254,7 +258,17 @@ def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
         plain = sp(x)
         if not all(torch.equal(given(mask), plain) for mask in (every, first, ~first)):
             return False
-        return is_kept_from_parts(sp.module, name) or is_left_by_parts(sp.module, lambda: given(first))
+        length, call = x.shape[1], partial(given, first)
+        if is_kept_from_parts(sp.module, name) or is_left_by_parts(sp.module, call, length):
+            return True
+        return _is_read_by_all(sp, x) and is_left_where_tokens_attend(sp.module, name, call, length)
+
+
+def _is_read_by_all(sp: BuiltModule, x: Tensor) -> bool:
+    """Whether the last token changes the answer for the first: padding behind a row is read where nothing hides it."""
+    other = x.clone()
+    other[:, -1] = sp.input(x.shape[1], len(x), sp.subject.seed + 1)[:, -1]
+    return not torch.equal(sp(x)[:, 0], sp(other)[:, 0])
 
 
 def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:

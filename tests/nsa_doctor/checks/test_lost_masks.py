@@ -52,6 +52,17 @@ class SaysSo(HandsOn):
         return self.attention(x)
 
 
+class OfAFamily(nn.Module):
+    """Another way to attend, with the arguments of its kind, that knows no mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + (x @ self.mix(x).mT).relu() @ x
+
+
 class OfMeans(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +101,7 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "handed on and undone": lambda: HandsOn(Attention(torch.ones_like)),
     "for training alone": lambda: InTraining(Attention()),
     "said to be unused": lambda: SaysSo(Attention()),
+    "read by another in its place": OfAFamily,
     "wanted by nobody": lambda: KeepsToItself(OfMeans()),
     "for the loss alone": lambda: ForTheLossAlone(OfMeans()),
 }
