@@ -9,7 +9,7 @@ from typing import Literal
 from nsa_doctor.core.internal import AUTOTUNING, COMPILING, RUNNING
 
 Work = Literal["compiling", "autotuning", ""]
-_NAMES = {"triton": "Triton", "torch": "torch.compile"}
+_NAMES = {"triton": "Triton", "torch": "torch.compile", "numba": "Numba"}
 PROGRAMS = frozenset(
     (
         *("ptxas", "ptxas-blackwell", "nvcc", "cicc", "cudafe++", "fatbinary", "nvlink", "hipcc"),

@@ -49,6 +49,7 @@ def may_compile() -> bool:
 COMPILING: dict[str, tuple[str, ...]] = {
     "triton": ("compiler/", "backends/", "runtime/build.py"),
     "torch": ("_dynamo/convert_frame.py", "_inductor/", "utils/cpp_extension.py"),
+    "numba": ("core/",),
 }
 # Files of them that are on a stack while what they have compiled runs.
 RUNNING: dict[str, tuple[str, ...]] = {
@@ -60,9 +61,11 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "_inductor/cudagraph_trees.py",
         "_inductor/cudagraph_utils.py",
     ),
+    "numba": (),
 }
 # Functions of them that try a kernel in several sizes, each of which is compiled first.
 AUTOTUNING: dict[str, tuple[tuple[str, str], ...]] = {
     "triton": (("runtime/autotuner.py", "_bench"),),
     "torch": (("_inductor/runtime/triton_heuristics.py", "bench"),),
+    "numba": (),
 }

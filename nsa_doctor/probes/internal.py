@@ -30,6 +30,12 @@ NORMS_BY_BATCH = _NormBase  # batch and instance norm; public: their dozen class
 DROPOUTS = _DropoutNd  # likewise
 PARAMETERS, BUFFERS, MODULES = REGISTRIES = "_parameters", "_buffers", "_modules"  # where nn.Module registers them
 
+_METHODS_OF_HOOKS = (
+    *("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"),
+    *("register_full_backward_pre_hook", "_get_backward_hooks", "_get_backward_pre_hooks"),
+    "_maybe_warn_non_full_backward_hook",
+)
+
 
 class DispatchWatcher(TorchDispatchMode):
     """Sees every operation while it is entered; what watches defines `run_operation`. Public: none.
@@ -62,12 +68,24 @@ class DispatchWatcher(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand an operation on, as torch calls it."""
-        return self.run_operation(func, args, kwargs or {})
+        """Hand an operation on, as torch calls it; a mode for functions sees no work of the watcher's own in it."""
+        with torch._C.DisableTorchFunction():  # TorchScript calls operations without leaving such modes
+            return self.run_operation(func, args, kwargs or {})
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; what it returns is what the subject gets."""
         return func(*args, **kwargs)
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a part is compiled by TorchScript, whose copies have none of its methods in Python."""
+    return any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+
+
+def let_scripted_take_hooks() -> None:
+    """Parts that TorchScript compiled take hooks as others do, which it refuses by name. Public: none."""
+    for name in _METHODS_OF_HOOKS:
+        setattr(torch.jit.RecursiveScriptModule, name, getattr(nn.Module, name))
 
 
 def uncompiled() -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.receivers import Receiver, receivers
 from nsa_doctor.probes.hooks.tensor_owners import tensors_held
-from nsa_doctor.probes.internal import DispatchWatcher, is_transformed, memory_of, tree_map
+from nsa_doctor.probes.internal import DispatchWatcher, is_transformed, memory_of, tree_map, version_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import tensors_in
 
@@ -111,6 +111,7 @@ def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:
     places = Places(frames)
     places.know(sp.module)
     made: set[int] = set()
+    given: dict[nn.Module, set[tuple[int, int, torch.Size]]] = {}
     done = Pass(x)
     chance = torch.Generator().manual_seed(sp.subject.seed)
 
@@ -120,8 +121,13 @@ def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:
         made.add(memory_of(value))
         return value + torch.randn(value.shape, generator=chance).to(value) if is_other else value
 
+    def before(module: nn.Module, args: Any) -> None:
+        given[module] = _states(args)
+
     def after(path: str) -> Any:
         def hook(module: nn.Module, args: Any, answer: Any) -> Any:
+            if _states(answer) <= given.get(module, set()):
+                return answer  # it stands where positions might be, and hands on what it is given
             if any(map(_is_inexact, tensors_in(answer))):
                 done.used.setdefault(path, places.here()[0])
             return tree_map(changed, answer)
@@ -131,6 +137,7 @@ def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:
     tables = dict(_tables(sp.module))
     with ExitStack() as stack:
         for path, module in modules_of_positions(sp.module):
+            stack.callback(module.register_forward_pre_hook(before).remove)
             stack.callback(module.register_forward_hook(after(path)).remove)
         stack.enter_context(places.watching())
         if is_other:
@@ -140,6 +147,11 @@ def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:
             done.receivers = stack.enter_context(receivers(frames, lambda value: _is_of(value, made)))
         done.output = sp(x)
     return done
+
+
+def _states(value: Any) -> set[tuple[int, int, torch.Size]]:
+    """Of each tensor in it: its memory, how often that was written into, and its shape."""
+    return {(memory_of(each), version_of(each), each.shape) for each in tensors_in(value) if not is_transformed(each)}
 
 
 def _is_inexact(tensor: Tensor) -> bool:

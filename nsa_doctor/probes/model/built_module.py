@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode, Point
 from nsa_doctor.probes.hooks.phase import ask, in_mode, unobserved
-from nsa_doctor.probes.internal import NORMS_BY_BATCH
+from nsa_doctor.probes.internal import NORMS_BY_BATCH, is_scripted, let_scripted_take_hooks
 from nsa_doctor.probes.model.inputs import make_input
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.running_state import rewind
@@ -78,6 +78,8 @@ def built(
     other = None if dtype in (None, subject.dtype) else getattr(torch, str(dtype))
     build = lambda: cast(subject.build(subject.seed), other, subject.device)  # noqa: E731
     module: nn.Module = ask("build", build, None)
+    if is_scripted(module):
+        let_scripted_take_hooks()
     if is_randomised:
         randomise(module, subject.seed)  # before eval(), which may merge weights
     return BuiltModule(subject, in_mode(module, mode), dtype or subject.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.hooks.phase import ask, unobserved
-from nsa_doctor.probes.internal import BUFFERS, registered, uncompiled
+from nsa_doctor.probes.internal import BUFFERS, is_scripted, registered, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.measure import trouble_of
@@ -180,7 +180,7 @@ class CallHistory:
                 attempt(lambda: copy.deepcopy(module))
             case Switch.INTO_COPY:
                 copied = attempt(lambda: copy.deepcopy(module))
-                if not isinstance(copied, Caught):  # some cannot be copied, and need not be
+                if not (isinstance(copied, Caught) or is_scripted(module)):  # some need not be
                     self.built = replace(self.built, module=copied)
             case Switch.BFLOAT16:
                 with suppress(SubjectFailedError, NotComparableError), unobserved():  # it need not run in it

@@ -17,7 +17,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.reached_lines import Lines
 from nsa_doctor.probes.internal import graph_compiler, is_registered_by_a_user, part_at
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.copies import by_deepcopy
+from nsa_doctor.probes.model.copies import by_deepcopy, from_state_dict
 from nsa_doctor.probes.model.identity import loaded_files
 
 _BACKEND = "aot_eager"
@@ -71,6 +71,8 @@ class CompiledCopy:
 def compiled_copy(sp: BuiltModule, part: str = "") -> CompiledCopy | str:
     """A copy of which that part is compiled, all of it by default; the sentence that says why there is none."""
     copied = by_deepcopy(sp)
+    if isinstance(copied, str):  # as of what is immutable; another module with its weights does as well
+        copied = from_state_dict(sp)
     if isinstance(copied, str):
         return copied
     result = CompiledCopy(copied)

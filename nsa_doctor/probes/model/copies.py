@@ -20,10 +20,12 @@ from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import callable_place, definition_place
 from nsa_doctor.probes.hooks.tensor_owners import tensors_held
+from nsa_doctor.probes.internal import is_scripted
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 
 _ANOTHER_SEED = 31337
 _LARGEST = 1 << 28  # bytes of parameters and buffers that are pickled
+_SCRIPTED = "TorchScript has compiled a part of it, of which a copy has no methods in Python"
 
 Copied = BuiltModule | str
 """A copy, or the sentence that says why there is none."""
@@ -69,11 +71,15 @@ def copied_module(module: nn.Module) -> nn.Module:
 
 def by_deepcopy(sp: BuiltModule) -> Copied:
     """What `copy.deepcopy` makes of it."""
+    if is_scripted(sp.module):
+        return _SCRIPTED
     return _made(sp, lambda: copy.deepcopy(sp.module), "copy.deepcopy")
 
 
 def by_pickle(sp: BuiltModule) -> Copied:
     """What comes out of pickle, and so of `torch.save(module)`."""
+    if is_scripted(sp.module):
+        return _SCRIPTED
     held = [*sp.module.parameters(), *sp.module.buffers()]
     if sum(each.numel() * each.element_size() for each in held) > _LARGEST:
         return "it is too large to be pickled in the time there is"

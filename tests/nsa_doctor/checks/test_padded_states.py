@@ -103,6 +103,21 @@ class SeesLast(Centred):
         return super().forward(x, keep)
 
 
+class TableOfPlaces(Centred):
+    """Angles of as many places as came so far, kept in a table that is longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.zeros(64, DIM))
+        self.filled = 0
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        if x.shape[1] > self.filled:
+            self.filled = x.shape[1]
+            self.angles[: self.filled] = torch.arange(self.filled)[:, None] / torch.arange(1, DIM + 1)
+        return super().forward(x + self.angles[: x.shape[1]], keep)
+
+
 def examined(make: Callable[[], nn.Module]) -> Result:
     everything = lambda module, x: module(x, torch.ones(x.shape[:2], dtype=torch.bool))  # noqa: E731
     padded = lambda module, x, keep: module(x, keep.bool())  # noqa: E731
@@ -129,7 +144,7 @@ def test_a_mean_that_is_replaced_is_found_at_its_module() -> None:
     assert finding.where.module_class == "ReplacedByAll"
 
 
-@pytest.mark.parametrize("make", [Centred, Replaced, SeesLast])
+@pytest.mark.parametrize("make", [Centred, Replaced, SeesLast, TableOfPlaces])
 def test_a_mean_of_tokens_alone_is_left_alone(make: Callable[[], nn.Module]) -> None:
     result = examined(make)
     assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())

@@ -222,9 +222,23 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "a gate of zero": Gated,
     "a mask made by vmap": Vectorised,
 }
+class WithoutThem(nn.Module):
+    """What stands where positions might be hands its input on."""
+
+    def __init__(self, positions: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(VOCABULARY, WIDTH), positions
+        self.layer = Attention(is_causal=False, turns=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.layer(self.positions(self.embedding(ids)))
+
+
 NOTHING_TO_SAY: dict[str, Callable[[], nn.Module]] = {
     "a bag of tokens": NoPositions,
     "a learned table": Learned,
+    "nothing in their place": lambda: WithoutThem(nn.Identity()),
+    "what drops some of it": lambda: WithoutThem(nn.Dropout(0.1)),
     "a time": lambda: Denoises("time_mlp"),
     "an amount of noise": lambda: Denoises("noise_level_embedding"),
 }

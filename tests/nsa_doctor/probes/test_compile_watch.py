@@ -18,7 +18,8 @@ from nsa_doctor.probes.hooks.compile_watch import CompileWatch
 
 TORCH = f"{Path(torch.__file__).parent}/"
 TRITON = "/somewhere/site-packages/triton/"
-FILES = CompilerFiles((("triton", TRITON), ("torch", TORCH)))
+NUMBA = "/somewhere/site-packages/numba/"
+FILES = CompilerFiles((("triton", TRITON), ("torch", TORCH), ("numba", NUMBA)))
 
 
 class Clock:
@@ -64,6 +65,8 @@ def seen_here(looking: CompileWatch) -> str:
         (f"{TORCH}_dynamo/eval_frame.py", "compile_wrapper", ""),
         (f"{TORCH}_inductor/output_code.py", "__call__", ""),
         (f"{TORCH}utils/cpp_extension.py", "load_inline", "torch.compile"),
+        (f"{NUMBA}core/dispatcher.py", "compile", "Numba"),
+        (f"{NUMBA}np/ufunc/parallel.py", "_launch_threads", ""),
         ("/home/me/triton/compiler/compiler.py", "compile", ""),
     ],
 )
