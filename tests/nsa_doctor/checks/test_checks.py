@@ -181,7 +181,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD227": lambda subject: replace(subject, geometry=None),
     "FWD229": with_positions,
     "FWD230": with_attention,
-    "FWD231": with_dropout,
+    **dict.fromkeys(("FWD231", "FWD278", "FWD279"), with_dropout),
     "FWD241": with_an_adapter,
     "FWD243": lambda subject: replace(with_attention(subject), spec=("bidirectional",)),
     "FWD232": with_layers,
