@@ -11,6 +11,7 @@ from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.answer_shapes import answering_when_seen, with_answers_for_tokens, with_width_of_output
 from nsa_doctor.adapters.cache_discovery import with_cache_methods
 from nsa_doctor.adapters.decoding_discovery import with_decoding
+from nsa_doctor.adapters.filler_ids import with_filler_ids
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names, require_one_input
 from nsa_doctor.adapters.length_limits import within_limits, within_time
 from nsa_doctor.adapters.loss_discovery import with_loss
@@ -131,7 +132,8 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
     if request.width is not None or (adapter.width is None and guess.width not in _widths(module, guess.input)):
         options += ("--width", str(guess.width))
     options += () if request.size is None else ("--size", request.size)
-    return with_width_of_output(replace(guess, options=options), module, asking, request.avoid)
+    guess = with_filler_ids(replace(guess, options=options), module)
+    return with_width_of_output(guess, module, asking, request.avoid)
 
 
 def _made(spec: str, make: Callable[[], Any]) -> Any:

@@ -66,7 +66,8 @@ class Subject:
     `seen` those of them that raised where it has to serve, and `whole_multiples_of` a number of tokens of which it
     serves whole multiples alone: `forward` fills up what is shorter. `answer` is where in the module's answer, and of
     which shape, what `forward` makes [B, S, D] of stands, where the module itself gives none such. `output_width` is
-    how wide its output was where not `is_width_kept` and that was found out.
+    how wide its output was where not `is_width_kept` and that was found out. `filler_ids` are tokens of which no
+    sequence consists alone, as padding.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens); for
@@ -121,6 +122,7 @@ class Subject:
     max_length: int = 2048
     longest: int = 0
     lengths: tuple[int, ...] = ()
+    filler_ids: tuple[int, ...] = ()
     seed: int = 0
     device: str = "cpu"
     profile: Profile = "quick"

@@ -1,6 +1,6 @@
 """Inputs to examine a subject with: ordinary ones, and the valid ones that break careless code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,7 +23,8 @@ def make_input(subject: Subject, point: Point, seed: int, device: torch.device) 
     generator = torch.Generator().manual_seed(seed)
     with torch.device("cpu"):  # whatever default a subject has set
         if subject.input == "tokens":
-            return _token_ids(point, subject.width, generator).to(device)
+            ids = _token_ids(point, subject.width, generator)
+            return _begun_by_a_word(ids, subject.filler_ids, subject.width).to(device)
         return _embeddings(point, subject.width, generator).to(device, getattr(torch, point.dtype))
 
 
@@ -154,6 +155,16 @@ def _token_ids(point: Point, vocabulary: int, generator: torch.Generator) -> Ten
             return torch.cat((random[:, torch.arange(point.length) % _PERIOD], alone.expand(-1, point.length)))
         case _:
             return random
+
+
+def _begun_by_a_word(ids: Tensor, fillers: Sequence[int], vocabulary: int) -> Tensor:
+    """The ids with another where a row begins with one that stands for no word, or consists of such alone."""
+    word = next((each for each in range(vocabulary) if each not in fillers), None)
+    if word is None or not fillers:
+        return ids
+    is_filler = torch.isin(ids, torch.tensor(fillers))
+    is_filler[:, 1:] &= is_filler.all(1, keepdim=True)
+    return torch.where(is_filler, word, ids)
 
 
 def _odd_one_out(length: int) -> Tensor:

@@ -42,7 +42,7 @@ def tables_too_short(module: nn.Module, call: Callable[[], object]) -> list[Tabl
     if error is None:
         return []
     given = watch.given if watch.error is error else []
-    return list(_among(module, [*given, *watch.cut_short]))
+    return list(_among(module, watch.with_whole_tables([*given, *watch.cut_short])))
 
 
 def _watched(call: Callable[[], object]) -> tuple["_LastRaise", BaseException | None]:
@@ -68,6 +68,12 @@ class _LastRaise(TorchFunctionMode):
         self.error: BaseException | None = None
         self.given: list[Tensor] = []
         self.cut_short: list[Tensor] = []
+        self._looked_up: list[tuple[Tensor, Tensor]] = []
+
+    def with_whole_tables(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Those tensors, and tables of which one of them has every row, looked up at once."""
+        keys = {memory_key(tensor) for tensor in tensors} - {0}
+        return [*tensors, *(table for rows, table in self._looked_up if memory_key(rows) in keys)]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -76,11 +82,14 @@ class _LastRaise(TorchFunctionMode):
         if func is Tensor.__getitem__ and _is_beyond(*args):
             self.cut_short.append(args[0])
         try:
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
         except (IndexError, RuntimeError) as error:
             if error is not self.error:  # the innermost function is the first to raise it
                 self.error, self.given = error, tensors_in((args, kwargs or {}))
             raise
+        if func is nn.functional.embedding and isinstance(result, Tensor) and result.shape[-2:] == args[1].shape:
+            self._looked_up.append((result, args[1]))
+        return result
 
 
 def _is_beyond(tensor: Tensor, index: Any) -> bool:
