@@ -1,5 +1,8 @@
 """r004 quadratic-attention-memory
 
+Planted in a narrow layer; `nsa-doctor run --select PRF201 --profile smoke --subject
+nsa_doctor.regressions.r004_quadratic_attention_memory:planted_in_full` has the reported one.
+
 Reported: 003 as what had been wrong with m7c_125m_fast_log at S=1024; 000 and 002 saw 60 GB and 30 to 60 GB of an
     A100.
 Symptom: out of memory; 30 to 60 GB for 125M parameters, which 000 calls efficient and 002 normal.
@@ -25,6 +28,7 @@ from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
 _CONFIG = "m7c_125m_fast_log"
+_SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # the exponent is what matters: 12 heads in 2 groups, blocks and window stay
 
 
 def reproduce() -> None:
@@ -60,11 +64,18 @@ def scores_every_pair(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: 
     return torch.einsum("bths,bshd->bthd", weights, v)
 
 
+_SEAMS = {"nsa.ops.select.vectorized.selected_attention": scores_every_pair}
+
+
 def planted() -> Subject:
-    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": scores_every_pair}, _CONFIG)
+    return faulty_layer(_SEAMS, _CONFIG, **_SLIM)
 
 
-_PLANTED = f"{__name__}:planted"
+def planted_in_full() -> Subject:
+    return faulty_layer(_SEAMS, _CONFIG)
+
+
+_PLANTED, _IN_FULL = f"{__name__}:planted", f"{__name__}:planted_in_full"
 _EXPECTED = found(
     "PRF201",
     file="r004_quadratic_attention_memory.py",
@@ -76,6 +87,6 @@ CASE = Case(
     reproduce=reproduce,
     plants=(
         Plant(name="memory against the length", command=examine(_PLANTED, "PRF201"), expected=_EXPECTED),
-        Plant(name="the same on a GPU", command=on_cuda(examine(_PLANTED, "PRF201")), expected=_EXPECTED),
+        Plant(name="the same on a GPU", command=on_cuda(examine(_IN_FULL, "PRF201")), expected=_EXPECTED),
     ),
 )

@@ -1,5 +1,8 @@
 """r017 ragged-tail
 
+Planted in a narrow layer; `nsa-doctor run --select SEL112,FWD201 --profile smoke --subject
+nsa_doctor.regressions.r017_ragged_tail:planted_dropped_in_full`, or planted_read_in_full, has the reported one.
+
 Reported: 001, suspected for lengths that are no multiple of the block sizes; every reported run had S=1024, which is
     one.
 Symptom: none was seen. Feared were block indices out of bounds at the end of the sequence.
@@ -26,6 +29,7 @@ from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
 _CONFIG = "m7c_125m_fast_log"
+_SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # tails are what matters: 12 heads in 2 groups, blocks and window stay
 _LENGTHS = (65, 500, 1000, 1025)
 _CHOOSE, _ATTEND = vectorized.choose_slots, vectorized.selected_attention
 
@@ -65,12 +69,24 @@ def reads_past_the_end(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry:
     return torch.einsum("bths,bshd->bthd", weights, v)
 
 
+_DROPPED = {"nsa.ops.select.vectorized.choose_slots": drops_the_last_block}
+_READ = {"nsa.ops.select.vectorized.selected_attention": reads_past_the_end}
+
+
 def planted_dropped() -> Subject:
-    return faulty_layer({"nsa.ops.select.vectorized.choose_slots": drops_the_last_block}, _CONFIG)
+    return faulty_layer(_DROPPED, _CONFIG, **_SLIM)
 
 
 def planted_read() -> Subject:
-    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": reads_past_the_end}, _CONFIG)
+    return faulty_layer(_READ, _CONFIG, **_SLIM)
+
+
+def planted_dropped_in_full() -> Subject:
+    return faulty_layer(_DROPPED, _CONFIG)
+
+
+def planted_read_in_full() -> Subject:
+    return faulty_layer(_READ, _CONFIG)
 
 
 _FILE = "r017_ragged_tail.py"

@@ -1,5 +1,8 @@
 """r018 batched-differs-from-sequential
 
+Planted in a narrow layer; `nsa-doctor run --select DEC101,FWD301 --profile smoke --subject
+nsa_doctor.regressions.r018_batched_differs_from_sequential:planted_in_full` has the reported one.
+
 Reported: 003, which calls NSA_PREFILL_BATCHED=1 "critical for performance"; no comparison of the two was made.
 Symptom: none was seen; a flag for speed must not change results.
 Cause: nothing was wrong as far as anybody looked. Established here: prompts taken in at once and token by token differ
@@ -25,6 +28,8 @@ from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
 _CONFIG = "m7c_125m_fast_log"
+# The mask is what matters: 12 heads in 2 groups stay; small blocks and a short window need few tokens.
+_SLIM = {"dim": 96, "d_k": 8, "d_v": 8, "l": 8, "d": 4, "l_sel": 8, "n_sel": 4, "w": 16}
 _SLIDE = vectorized.sliding_attention
 
 
@@ -68,8 +73,15 @@ def slides_off_by_one(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more
     return banded_attention(q, k, v, Shifted(k.shape[1] - q.shape[1], geometry.w)).out + 0
 
 
+_SEAMS = {"nsa.ops.slide.vectorized.sliding_attention": slides_off_by_one}
+
+
 def planted() -> Subject:
-    return faulty_layer({"nsa.ops.slide.vectorized.sliding_attention": slides_off_by_one}, _CONFIG)
+    return faulty_layer(_SEAMS, _CONFIG, **_SLIM)
+
+
+def planted_in_full() -> Subject:
+    return faulty_layer(_SEAMS, _CONFIG)
 
 
 _FILE = "r018_batched_differs_from_sequential.py"

@@ -14,7 +14,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.lineage import KINDS, Kind, Lineage, Record, of_kind
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, running_node
-from nsa_doctor.probes.tensors.finite import holds_nonfinite, is_countable, isfinite
+from nsa_doctor.probes.tensors.finite import holds_extreme, holds_nonfinite, is_countable, isfinite
 from nsa_doctor.probes.tensors.operations import (
     UNWRITTEN,
     operation_name,
@@ -119,7 +119,7 @@ class Tracer(DispatchWatcher):
         constant = name == "lift_fresh"
         if is_view and not constant:
             return
-        is_bad, is_extreme = holds_nonfinite(output), bool(of_kind(output, "extreme").any())
+        is_bad, is_extreme = holds_nonfinite(output), holds_extreme(output)
         if not (is_bad or is_extreme) or (constant and self.lineage.has_writer(output)):
             return
         record = self._record("tensor constant" if constant else name)
@@ -144,7 +144,7 @@ class Tracer(DispatchWatcher):
         """Per kind, the records behind the non-finite and the extreme values these tensors hold."""
         parents: dict[Kind, list[Record]] = {}
         for tensor in tensors:
-            if bool(of_kind(tensor, "extreme").any()):
+            if holds_extreme(tensor):
                 sources = self._extremes.sources(tensor, "extreme") or [self._given()]
                 parents["extreme"] = [*parents.get("extreme", []), *sources]
             for kind in KINDS if holds_nonfinite(tensor) else ():

@@ -9,7 +9,12 @@ from torch import Tensor
 from nsa_doctor.core.measurement import Census
 
 _WIDE = 1e30
-isfinite, isnan, isinf = torch.isfinite, torch.isnan, torch.isinf  # bound before a subject could replace them
+isfinite, isnan, isinf, aminmax = (
+    torch.isfinite,
+    torch.isnan,
+    torch.isinf,
+    torch.aminmax,
+)  # bound before a subject could replace them
 
 
 def census(name: str, values: Tensor) -> Census:
@@ -68,6 +73,22 @@ def is_extreme(values: Tensor) -> Tensor:
     if limits.max < _WIDE or values.is_complex():
         return torch.zeros_like(size, dtype=torch.bool)
     return isfinite(values) & ((size > math.sqrt(limits.max)) | ((size > 0) & (size < math.sqrt(limits.tiny))))
+
+
+def holds_extreme(values: Tensor) -> bool:
+    """Whether any value `is_extreme`, of a tensor that can be counted: one look at the ends, as far as they tell."""
+    values = comparable(values.detach())
+    limits = torch.finfo(values.dtype)
+    if limits.max < _WIDE or values.is_complex():
+        return False
+    size = values.abs()
+    smallest, largest = aminmax(size)
+    if not bool(isfinite(largest)):
+        return bool(is_extreme(values).any())
+    if bool(largest > math.sqrt(limits.max)):
+        return True
+    lost = math.sqrt(limits.tiny)
+    return bool(smallest < lost) and bool(((size > 0) & (size < lost)).any())
 
 
 def is_countable(values: object) -> bool:
