@@ -2,7 +2,8 @@
 
 Detects: training and eval(), or gradients on and off, give different outputs though no random numbers are drawn and
 torch's own layers that depend on the mode (dropout, batch norm, attention) stay in eval(); training mode draws them
-without gradients alone, or gives another output with gradients than without.
+without gradients alone, or gives another output with gradients than without. Where the documentation says that training
+and evaluation differ on purpose, it is a note.
 Matters: what is evaluated and served is not what was trained.
 Fix: look at the line named for a branch on `self.training`, or for one of autograd's modes.
 
@@ -25,8 +26,9 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.compared import branch_finding, confirmed, odd_lengths, one
 from nsa_doctor.checks._shared.gradients_on_and_off import changed_by_recording, odd_draws
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.behaviour.meant_modes import is_said_to_depend_on_mode
 from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.running_state import RunningState
@@ -38,13 +40,16 @@ _ROWS = 3  # of two, a mix-up in two layers of a model undoes itself
 _DEPEND_ON_MODE = (DROPOUTS, nn.RNNBase, NORMS_BY_BATCH, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     length = odd_lengths(subject)[0]
     comparisons: list[tuple[str, Mode]] = (
         [("training mode", "train")] if {"train", "eval"} <= set(subject.modes) else []
     )
     comparisons += [("eval() with gradients", "eval")] if {"no_grad", "eval"} <= set(subject.modes) else []
     found = list(one(_examine(subject, length, what, mode) for what, mode in comparisons))
+    if found and is_said_to_depend_on_mode(comparable_module(subject).module, found[0].where):
+        yield Note(message=f"{found[0].message}, as its documentation says it is meant to", where=found[0].where)
+        return
     if not found and "train" in subject.modes:
         training = partial(_in_mode, mode="train")
         found = list(one(look(training, subject, length) for look in (odd_draws, changed_by_recording)))
