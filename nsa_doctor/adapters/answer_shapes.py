@@ -13,6 +13,7 @@ from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.modes import evaluating
+from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.answer import floating_parts
 from nsa_doctor.subject.contract import AnswerSize, Subject
@@ -86,6 +87,12 @@ def of_tokens(answer: Any, x: Tensor, path: str, size: AnswerSize) -> Any:
     if size[:1] == (_TOKENS,):
         return found.reshape(len(x), x.shape[1], -1)
     return found.reshape(len(x), 1, -1).expand(-1, x.shape[1], -1)
+
+
+def answer_of_tokens(subject: Subject, answer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output [B, S, D] of what the module itself answers, and the tensors beside it."""
+    of = answer if subject.answer is None else of_tokens(answer, x, *subject.answer)
+    return checked_answer(subject, of, x)
 
 
 def _known_answer(subject: Subject, module: nn.Module) -> tuple[str, AnswerSize] | None:

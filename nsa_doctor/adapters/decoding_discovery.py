@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.answer_shapes import answer_of_tokens, with_answers_for_tokens
 from nsa_doctor.adapters.decoding_again import by_all_tokens, leaves_out_those_known, spares_tokens
 from nsa_doctor.adapters.decoding_methods import ASKING, CERTAIN, by_methods
 from nsa_doctor.adapters.decoding_objects import by_cache_of_a_part, by_cache_of_forward, by_state_and_token
@@ -29,9 +30,9 @@ from nsa_doctor.adapters.decoding_proof import (
 )
 from nsa_doctor.adapters.decoding_way import Decoding, Step
 from nsa_doctor.adapters.input_discovery import called, parameter_names
-from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.probes.attention.decoding import SingleTokens
-from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.tensors.answer import split_answer
 from nsa_doctor.subject.contract import Subject, WrongOutputError
 
@@ -53,6 +54,28 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     """The subject with the first way of decoding that proves itself; as it is where none does."""
     if subject.max_length < LENGTH or subject.offers("prefill") or subject.offers("step"):
         return subject
+    found, are_any = _first(subject, module)
+    if found is None and are_any and (answering := _answering(subject, module)) is not None:
+        found = _first(answering, module)[0]
+    if found is None:
+        return subject
+    return replace(subject, prefill=found.prefill, step=found.step, notes=(*subject.notes, *found.notes[-1:]))
+
+
+def _answering(subject: Subject, module: nn.Module) -> Subject | None:
+    """The subject as it answers for tokens, where its own answer has other axes behind them."""
+    sp = built(subject)
+    answer = attempt(lambda: sp(sp.input(LENGTH)))
+    error = answer.error if isinstance(answer, Caught) else None
+    caught = error.caught.error if isinstance(error, SubjectFailedError) else None
+    if not isinstance(caught, WrongOutputError):
+        return None
+    answering = with_answers_for_tokens(subject, module)
+    return answering if answering.answer is not None and answering.answer[1][0] == "S" else None
+
+
+def _first(subject: Subject, module: nn.Module) -> tuple[Subject | None, bool]:
+    """The subject with the first way that proves itself, fails by accident, or is meant; whether there is any."""
     ways = [*by_methods(subject, module), *_by_forward(subject, module)]
     found = _proven(subject, ways)
     if found is None:
@@ -62,13 +85,13 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
         with_all = list(_with_all_tokens(subject, module))
         found = _proven(subject, with_all) or _meant(subject, with_all)
     if found is not None:
-        return found
+        return found, True
     for way in ways:
         part = attempt(lambda way=way: failing_part(subject, way))
         if isinstance(part, str):
             step: Step = SingleTokens(way.step, f"no {part} of one token ends", is_right=False)
-            return _decoded_by(subject, way, step, f", though no {part} of it ends")
-    return _meant(subject, ways) or subject
+            return _decoded_by(subject, way, step, f", though no {part} of it ends"), True
+    return _meant(subject, ways), bool(ways)
 
 
 def _meant(subject: Subject, ways: Iterable[Decoding]) -> Subject | None:
@@ -238,7 +261,7 @@ def _split(subject: Subject, answer: Any, x: Tensor, name: str) -> tuple[Tensor,
 
     Raises WrongOutputError where there is nothing but the output, and NotComparableError where it is not clear which.
     """
-    output, _ = checked_answer(subject, answer, x)
+    output, _ = answer_of_tokens(subject, answer, x)
     others: list[Any] = []
     cache = answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
     if cache is None and isinstance(answer, tuple):

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.answer_shapes import answer_of_tokens
 from nsa_doctor.adapters.decoding_starts import Start, by_making, called_by, method_of, names_a_cache, num_required
 from nsa_doctor.adapters.decoding_way import Decoding, Prefill, Step, read_by
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
 CERTAIN = (
@@ -147,7 +147,7 @@ def _by_asking(subject: Subject, module: nn.Module) -> Iterator[tuple[str, Prefi
 
             def read(module: nn.Module, x: Tensor, name: str = name, way: str | None = way) -> tuple[Tensor, Any]:
                 answer = called(module, x, way, {name: True})
-                output, _ = checked_answer(subject, answer, x)
+                output, _ = answer_of_tokens(subject, answer, x)
                 return output, _pair(answer)[1]
 
             yield f"forward(x, {name}=True)", read, lambda module, x: None

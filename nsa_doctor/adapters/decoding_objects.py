@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.answer_shapes import answer_of_tokens
+from nsa_doctor.adapters.cache_makers import by_makers
 from nsa_doctor.adapters.decoding_starts import (
     Start,
     by_class,
@@ -28,7 +30,6 @@ from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.attention.decoding import ReadByTokens
 from nsa_doctor.probes.attention.reset_cache import ReadFrom
-from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state_fields import fields_of
 from nsa_doctor.subject.contract import Subject
 
@@ -54,9 +55,11 @@ def by_cache_of_forward(
     subject: Subject, module: nn.Module, others: Callable[[str | None, str], tuple[Any, ...]]
 ) -> Iterator[Decoding]:
     """The module's forward, given a fresh cache that it extends; `others` are steps it may want, by way and name."""
-    names = _taking(module)
+    names, own = _taking(module), [words for words, _ in by_making(module)]
     for name in names:
-        starts, made = [*_starts(subject, module), *_plain(module)], [words for words, _ in by_making(module)]
+        further = [*by_makers(module, name, subject.packages)]
+        starts = [*_starts(subject, module), *_plain(module), *further]
+        made = [*own, *(words for words, _ in further)]
         for (words, start), way in ((start, way) for start in starts for way in parameter_names(module, subject.input)):
             for advance, by in ((None, ""), (_by_hand, ", whose tokens its caller counts")):
 
@@ -70,7 +73,7 @@ def by_cache_of_forward(
                 ) -> Any:
                     before = _counts(cache)
                     answer = called(module, x, way, {name: cache})
-                    output, cache = checked_answer(subject, answer, x)[0], _left(answer, cache)
+                    output, cache = answer_of_tokens(subject, answer, x)[0], _left(answer, cache)
                     if advance is not None:
                         advance(cache, before, x.shape[1])
                     return output, cache
@@ -82,7 +85,7 @@ def by_cache_of_forward(
                     goes_on=words in made or not _takes_a_mask(module),
                     others=None if advance or name in _BY_THEIR_CALLER else others(way, name),
                     is_summary=name in _STATES,
-                    is_blamed=advance is None and words in made and words.endswith(f"{name}()"),
+                    is_blamed=advance is None and words in own and words.endswith(f"{name}()"),
                     counts=_counts,
                 )
 
@@ -103,7 +106,7 @@ def by_cache_of_a_part(subject: Subject, module: nn.Module) -> Iterator[Decoding
                         answer = subject.forward(module, x)
                     if len(calls) != 1:
                         raise TypeError(f"{path} is called {len(calls)} times, expected once")
-                    return checked_answer(subject, answer, x)[0], cache
+                    return answer_of_tokens(subject, answer, x)[0], cache
 
                 def begun(module: nn.Module, x: Tensor, path: str = path, start: Start = start) -> Any:
                     return start(dict(module.named_modules())[path], x)

@@ -15,18 +15,18 @@ from nsa_doctor.core.errors import Caught, attempt
 
 Start = Callable[[nn.Module, Tensor], Any]
 
-_FIRST_STATE = re.compile(
+FIRST_STATE = re.compile(
     r"_?(get_)?(init|initial|initialize|make|create|new|empty|fresh|default|begin|start|zero|alloc|allocate|build)_\w*"
     r"(state|cache|hidden|memory|memories|kv|past)s?"
 )
-_OF_ROWS = ("batch", "batch_size", "bsz", "bs", "b", "num_rows", "rows", "n", "max_batch_size")
-_OF_INPUT = ("x", "input", "inputs", "tokens", "ids", "like")
-_OF_LENGTH = ("max_len", "max_length", "max_seqlen", "max_seq_len", "length", "seq_len", "capacity", "max_seq_length")
-_ROOM = 2048
+OF_ROWS = ("batch", "batch_size", "bsz", "bs", "b", "num_rows", "rows", "n", "max_batch_size")
+OF_INPUT = ("x", "input", "inputs", "tokens", "ids", "like")
+OF_LENGTH = ("max_len", "max_length", "max_seqlen", "max_seq_len", "length", "seq_len", "capacity", "max_seq_length")
+ROOM = 2048
 _IS_A_CACHE = re.compile(r"cache|(state|states|memory|memories|past|history|inferenceparams|kv)$", re.IGNORECASE)
 _IS_NONE = re.compile(r"config|cfg|args|output|base|abstract|mixin|manager|statedict|train|optim", re.IGNORECASE)
 _OF_LAYERS = re.compile(r"(n|num|number_of)?_?(hidden_)?(layers?|blocks|depth)")
-_OF_MODULE = ("model", "module", "net", "decoder", "lm")
+OF_MODULE = ("model", "module", "net", "decoder", "lm")
 _HOLDERS = ("config", "cfg", "args", "hparams", "params", "options")
 _OTHER_WORDS = {
     "head_dim": ("d_head", "head_size", "dim_head"),
@@ -71,16 +71,16 @@ def by_making(module: nn.Module, more: Sequence[str] = ()) -> Iterator[tuple[str
     They are named so, or one of `more`.
     """
     for name in dir(type(module)):
-        if hasattr(nn.Module, name) or not (_FIRST_STATE.fullmatch(name) or name in more):
+        if hasattr(nn.Module, name) or not (FIRST_STATE.fullmatch(name) or name in more):
             continue
         method = method_of(module, name)
         names = list(inspect.signature(method).parameters)[: num_required(method)] if num_required(method) > 0 else []
-        kinds = [next((kind for kind in (_OF_ROWS, _OF_INPUT, _OF_LENGTH) if each in kind), None) for each in names]
+        kinds = [next((kind for kind in (OF_ROWS, OF_INPUT, OF_LENGTH) if each in kind), None) for each in names]
         if num_required(method) < 0 or None in kinds:
             continue
 
         def start(module: nn.Module, x: Tensor, name: str = name, kinds: list[Any] = kinds) -> Any:
-            given = {_OF_ROWS: len(x), _OF_INPUT: x, _OF_LENGTH: _ROOM}
+            given = {OF_ROWS: len(x), OF_INPUT: x, OF_LENGTH: ROOM}
             return called_by(module, name, *(given[kind] for kind in kinds))
 
         yield f"{name}({', '.join(names)})", start
@@ -91,16 +91,16 @@ def by_class(module: nn.Module, packages: Sequence[str]) -> Iterator[tuple[str, 
 
     What their constructors need is given by its name: a count of layers, the configuration, or what either holds.
     """
-    for kind in _classes(module, packages):
+    for kind in cache_classes(module, packages):
         signature = attempt(lambda kind=kind: inspect.signature(kind))
         names = list(signature.parameters) if isinstance(signature, inspect.Signature) else []
         names = names[: num_required(kind)] if num_required(kind) > 0 else []
-        known = (attempt(lambda name=name: _value(module, name, torch.zeros(1, 1))) for name in names)
+        known = (attempt(lambda name=name: value_for(module, name, torch.zeros(1, 1))) for name in names)
         if num_required(kind) < 0 or any(isinstance(each, Caught) for each in known):
             continue
 
         def start(module: nn.Module, x: Tensor, kind: type = kind, names: list[str] = names) -> Any:
-            return kind(*(_value(module, name, x) for name in names))
+            return kind(*(value_for(module, name, x) for name in names))
 
         words = f"{kind.__name__}({', '.join(names)})"
         yield words, start
@@ -111,7 +111,8 @@ def by_class(module: nn.Module, packages: Sequence[str]) -> Iterator[tuple[str, 
             )
 
 
-def _classes(module: nn.Module, packages: Sequence[str]) -> list[type]:
+def cache_classes(module: nn.Module, packages: Sequence[str]) -> list[type]:
+    """Classes that are named as caches, in the files of the module's classes."""
     files = dict.fromkeys(type(each).__module__ for each in module.modules())
     found: dict[type, None] = {}
     for name in (name for name in files if name.partition(".")[0] in packages or name == "__main__"):
@@ -129,13 +130,13 @@ def _may_be_made(kind: type, packages: Sequence[str]) -> bool:
     return is_own and not is_other and not inspect.isabstract(kind) and (is_dataclass(kind) or "__init__" in dir(kind))
 
 
-def _value(module: nn.Module, name: str, x: Tensor) -> Any:
+def value_for(module: nn.Module, name: str, x: Tensor) -> Any:
     """What a parameter of that name is given; raises LookupError where nothing says so."""
-    if name in _OF_ROWS:
+    if name in OF_ROWS:
         return len(x)
-    if name in _OF_LENGTH and not any(hasattr(each, name) for each in _holders(module)):
-        return _ROOM
-    if name in _OF_MODULE:
+    if name in OF_LENGTH and not any(hasattr(each, name) for each in _holders(module)):
+        return ROOM
+    if name in OF_MODULE:
         return module
     if name in _HOLDERS:
         return next(getattr(module, each) for each in (name, *_HOLDERS) if hasattr(module, each))
