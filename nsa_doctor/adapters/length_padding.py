@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.masked_answer import masked_answer
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.attention.hiding_parts import a_part_hides
 from nsa_doctor.probes.attention.padded_rows import ByLengths
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import seed_everything
@@ -33,9 +34,10 @@ def by_lengths(
     """How padding behind a row's tokens is masked by one of these parameters, and in words.
 
     Whole rows give what rows without lengths do, and shorter ones something else: what is the same whatever stands in
-    the padding, or nothing at all there. Where padding is answered by zeros, that tokens read it is for a check to say.
+    the padding, or nothing at all there. Where padding is answered by zeros, or a part leaves it out, that tokens read
+    it is for a check to say.
     """
-    for counts, name, (words, meant) in product((_counts, _answers_nothing), names, _MEANINGS.items()):
+    for counts, name, (words, meant) in product((_counts, _answers_nothing, _hides_inside), names, _MEANINGS.items()):
 
         def padded(module: nn.Module, x: Tensor, keep: Tensor, name: str = name, meant: _Meaning = meant) -> Tensor:
             return masked_answer(subject, module, x, way, {name: meant(keep)}, int(keep.sum(1).max()))
@@ -59,6 +61,28 @@ def _answers_nothing(subject: Subject, padded: Callable[[nn.Module, Tensor, Tens
     is_as_none = bool((whole - plain).abs().max() <= _CLOSE * float(plain.abs().max()))
     is_nothing = not bool(shorter[~some].any()) and bool(plain[~some].any()) and bool(shorter[some].any())
     return is_as_none and is_nothing
+
+
+def _hides_inside(subject: Subject, padded: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> bool:
+    """Whether a part of the module leaves out what stands behind shorter rows, and whole rows are as without lengths.
+
+    What does the rest may read it all the same.
+    """
+    sp = built(subject)
+    x = sp.input(min(_LENGTH, subject.max_length), len(_ROWS))
+    some = torch.arange(x.shape[1], device=x.device) < torch.tensor(_ROWS, device=x.device)[:, None]
+
+    def given(keep: Tensor) -> Tensor:
+        seed_everything(subject.seed)
+        return padded(sp.module, x.clone(), keep).double()
+
+    whole = torch.ones_like(some)
+    with torch.no_grad():
+        plain = sp(x).double()
+        due = _CLOSE * float(plain.abs().max())
+        if not bool((given(whole) - plain).abs().max() <= due) or not bool((given(some) - plain).abs().max() > due):
+            return False
+        return a_part_hides(sp.module, partial(given, some), partial(given, whole), some)
 
 
 def _counts(subject: Subject, padded: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> bool:

@@ -198,7 +198,11 @@ class PaddedRow:
         """Where own tokens first differ with the padding."""
         num_own = self.length - self.num_padding
         kept = {self.length: -num_own if self.is_left else num_own}
-        found = self._parting(lambda: self._masked(0)[1:], lambda: self._masked(1)[1:], kept)
+        runs = (lambda: self._masked(0)[1:], lambda: self._masked(1)[1:])
+        found = self._parting(*runs, kept)
+        if found is not None and not found.operation:  # what is of whole rows, as a mean, is the same for the first row
+            behind = -num_own if self.is_left else self.length + num_own  # of both rows behind one another
+            found = self._parting(*runs, kept | {_ROWS: _ROWS, _ROWS * self.length: behind}) or found
         if found is None:
             return definition_place(self.sp.module)
         if found.mask is not None:
