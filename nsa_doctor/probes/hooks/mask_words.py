@@ -11,7 +11,10 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.internal import part_at
 
-_TIMES = r"(?:each|every|per|time|tokens?|positions?|steps?|timesteps?|frames?|words?)\b"
+_TIMES = (  # for which one mask is the same, so that it is another for each row
+    r"(?:each|every|per|(?:along|across|over|to|through|for|at|in) (?:all |the |of )*"
+    r"(?:time|tokens?|positions?|steps?|timesteps?|frames?|words?|sequence))\b"
+)
 _FOR_ALL_ROWS = re.compile(
     rf"\b(?:one|same|shar(?:e|es|ed|ing)|single|common|identical)\b(?:(?!\b{_TIMES})[^.;]){{0,60}}?"
     r"\b(?:batch|rows|samples|sequences|examples|sentences|items)\b"
