@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from subprocess import run
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -116,7 +117,7 @@ def _asked(folder: str, request: dict[str, Any], hash_seed: int, seconds: float)
     (Path(folder) / _REQUEST).write_text(json.dumps(request), encoding="utf-8")
     nowhere = subprocess.DEVNULL
     ended = attempt(
-        lambda: subprocess.run(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, timeout=seconds, check=True)  # noqa: S603 (our own interpreter)
+        lambda: run(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, timeout=seconds, check=True)  # noqa: S603 (our own interpreter)
     )
     answer = attempt(lambda: torch.load(Path(folder) / _ANSWER, weights_only=True))
     if not isinstance(answer, Caught):

@@ -15,6 +15,7 @@ from nsa_doctor.checks._shared import elsewhere
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.probes.model import second_interpreter
 from nsa_doctor.probes.model.fork import CopyDiedError, in_fork, with_another_number
 from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.model.second_interpreter import FIRST_OF_ALL
@@ -25,6 +26,7 @@ from nsa_doctor.worker.run_check import run_check
 from tests.gallery.faulty.by_process import BY_HASH, BY_PROCESS
 from tests.gallery.faulty.now_and_then import BY_BATCH, CASES
 from tests.gallery.faulty.now_and_then_healthy import NAMES
+from tests.nsa_doctor.checks.warm_interpreters import WarmInterpreters
 from tests.nsa_doctor.conftest import is_marked
 
 CODES = ("FWD103", "FWD204", "FWD210", "GRD104", "GRD105")
@@ -36,6 +38,19 @@ Faulty = Callable[..., LocalMeasurer]
 def checked(faulty: Faulty, name: str, code: str, seed: int = 0, profile: Profile = "quick") -> Result:
     subject = replace(faulty(name).subject, max_length=211, seed=seed, profile=profile)
     return run_check(registry.load(code), subject)
+
+
+@pytest.fixture(scope="module")
+def interpreters() -> Iterator[WarmInterpreters]:
+    warm = WarmInterpreters()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def warm(interpreters: WarmInterpreters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Second interpreters need not import torch, where their start is not the point."""
+    monkeypatch.setattr(second_interpreter, "run", interpreters.run)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -131,8 +146,10 @@ def test_what_ends_every_copy_of_the_process_is_not_said_of_the_subject(faulty: 
     ],
 )
 def test_what_depends_on_the_seed_of_hashes_is_found(
-    faulty: Faulty, name: str, monkeypatch: pytest.MonkeyPatch
+    faulty: Faulty, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if name != BY_HASH[0]:  # whose interpreters are started as a user's are
+        request.getfixturevalue("warm")
     if name == "FactorByFewHashes":  # the second of these makes it wrong
         monkeypatch.setattr(elsewhere, "_HASH_SEEDS", (2, 3))
     (finding,) = checked(faulty, f"by_process:{name}", "FWD211").findings
@@ -140,16 +157,19 @@ def test_what_depends_on_the_seed_of_hashes_is_found(
     assert name == "FactorByHash" or is_marked(finding.where.file, finding.where.line)
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_line_that_cuts_a_gradient_in_another_interpreter_is_named(faulty: Faulty) -> None:
     (finding,) = checked(faulty, "by_process:GradientByHash", "FWD211").findings
     assert (finding.where.module_class, is_marked(finding.where.file, finding.where.line)) == ("_GradientByHash", True)
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_a_module_in_half_precision_leaves_to_others_is_found(faulty: Faulty) -> None:
     (finding,) = checked(faulty, "now_and_then:TableOfTheProcess", "FWD211").findings
     assert str(finding.evidence["way"]).endswith("built there behind one called in bfloat16")
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_the_first_module_of_a_process_does_alone_is_found_in_its_line(faulty: Faulty) -> None:
     (finding,) = checked(faulty, "by_process:FirstOfTheProcess", "FWD211").findings
     assert finding.evidence["way"] == f"in another interpreter{FIRST_OF_ALL}"
@@ -162,6 +182,7 @@ def test_a_process_that_torch_lets_nobody_copy_is_varied_in_place(faulty: Faulty
     assert is_marked(finding.where.file, finding.where.line)
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_is_kept_of_earlier_weights_is_no_matter_of_the_process(faulty: Faulty) -> None:
     assert checked(faulty, "by_process:KeepsItsFirstGain", "FWD211").verdict is Verdict.PASS
     assert checked(faulty, "by_process:KeepsItsFirstGain", "FWD221").verdict is Verdict.FAIL
@@ -180,6 +201,7 @@ def test_another_process_gives_the_same(faulty: Faulty, name: str) -> None:
         *(pytest.param(name, 5, marks=pytest.mark.full) for name in ("SumOverSet", "DrawnWithoutSeed", "Dropout")),
     ],
 )
+@pytest.mark.usefixtures("warm")
 def test_another_interpreter_gives_the_same(
     faulty: Faulty, name: str, num_seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +217,7 @@ def test_draws_that_change_nothing_are_a_note_with_their_line(faulty: Faulty) ->
     assert "randn_like" in Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
 
 
+@pytest.mark.usefixtures("warm")
 def test_another_interpreter_has_the_module_in_the_dtype_that_is_asked_for(
     faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
