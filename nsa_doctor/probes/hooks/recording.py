@@ -21,7 +21,7 @@ from nsa_doctor.probes.internal import (
     untraced,
     version_of,
 )
-from nsa_doctor.probes.tensors.operations import operation_name, written_arguments
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, written_arguments
 
 _MOST_BYTES, _MOST_READ = 1 << 29, 1 << 23
 _HOLE = object()
@@ -116,13 +116,13 @@ class _Recorder(DispatchWatcher):
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and keep a copy of its results while there is room."""
-        given = _tensors((args, kwargs))
+        given = _tensors_of(args, kwargs)
         made_by = tuple(self.maker(tensor) for tensor in given)
         copies = self._copies(given) if all(tensor.nbytes <= _MOST_READ for tensor in given) else ()
         read = tuple(zip(made_by, copies, strict=False))
         result = func(*args, **kwargs)
         index = len(self.recording.operations)
-        results, written = _tensors(result), _tensors(written_arguments(func, args, kwargs))
+        results, written = _tensors_of(result), _tensors_of(written_arguments(func, args, kwargs))
         known = {memory_of(tensor) for tensor in given}
         self._views |= {id(tensor): index for tensor in results}
         self._writers |= {memory_of(tensor): index for tensor in results if memory_of(tensor) not in known}
@@ -180,7 +180,7 @@ def _again(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
     """The operation with other tensors, in their order."""
-    form = tree_map(lambda leaf: _HOLE if _is_followed(leaf) else leaf, (args, kwargs))
+    form = _with_holes((args, kwargs))
 
     def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         following = (tensor.clone() for tensor in tensors)
@@ -191,8 +191,22 @@ def _again(
     return run
 
 
+def _with_holes(value: Any) -> Any:
+    """What an operation is given, in containers of its own, with a hole for each tensor."""
+    if isinstance(value, Tensor):
+        return _HOLE if _is_followed(value) else value
+    if type(value) in (tuple, list):
+        return type(value)(map(_with_holes, value))
+    return {name: _with_holes(each) for name, each in value.items()} if type(value) is dict else value
+
+
 def _is_followed(value: Any) -> bool:
     return isinstance(value, Tensor) and not is_transformed(value) and value.layout == torch.strided
+
+
+def _tensors_of(*values: Any) -> tuple[Tensor, ...]:
+    """Those that an operation takes or returns."""
+    return tuple(tensor for tensor in tensors_in(*values) if _is_followed(tensor))
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
