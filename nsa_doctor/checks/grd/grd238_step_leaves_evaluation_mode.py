@@ -34,6 +34,7 @@ from nsa_doctor.probes.behaviour.modes_between_steps import left_in_evaluation
 from nsa_doctor.probes.behaviour.modes_left_by_functions import left_by_functions
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.probes.internal import uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.training import new_optimizer
 from nsa_doctor.subject.contract import Subject
@@ -51,7 +52,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             sp = built(subject, mode="train")
             x = sp.input(min(_LENGTH, subject.max_length), rows)
             call = call_of(sp, x)
-            with unobserved():
+            with unobserved(), uncompiled():  # a compiler traces no part that is watched
                 found = attempt(lambda sp=sp, call=call: left_in_evaluation(sp, call))
             if isinstance(found, Caught):
                 continue

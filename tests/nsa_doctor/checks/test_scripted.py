@@ -156,6 +156,11 @@ def test_what_reads_each_token_on_the_host_is_found_still() -> None:
     assert "1 times per token (tolist)" in finding.message
 
 
+def test_what_torch_compile_made_is_looked_at_uncompiled() -> None:
+    result = examined("GRD238", lambda: torch.compile(Gated(), backend="eager"))
+    assert result.verdict is Verdict.PASS, result.reason
+
+
 def test_hooks_of_a_scripted_part_are_called() -> None:
     let_scripted_take_hooks()
     part, seen = torch.jit.script(Gated()), []
