@@ -23,6 +23,7 @@ _REORDERING = (
     *("reorder_cache", "_reorder_cache", "reorder", "reorder_", "batch_select_indices", "select_rows", "select_batch"),
     *("reorder_state", "reorder_states", "reorder_batch", "reorder_rows", "reorder_beams", "select_beams", "reindex"),
     *("index_select", "gather_rows", "beam_reorder", "permute_batch", "keep_rows", "reorder_kv", "reorder_kv_cache"),
+    *("select", "select_", "gather", "gather_beams", "permute", "pick", "pick_rows", "choose", "choose_rows"),
 )
 _CROPPING = ("crop", "crop_", "crop_cache", "crop_to", "truncate_to", "rollback_to", "rewind_to")  # to so many tokens
 _REMOVING = ("rollback", "rewind")  # so many tokens

@@ -46,6 +46,7 @@ from tests.nsa_doctor.checks.offered import (
     with_projections,
     with_times,
 )
+from tests.nsa_doctor.checks.offered_beams import with_beams
 from tests.nsa_doctor.conftest import HERE
 
 KINDS = {code: entry.examines for code, entry in registry.entries().items()}
@@ -208,6 +209,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "DEC115": with_a_cache_of_tokens,
     "DEC116": with_a_cache_of_tokens,
     "DEC117": with_a_sampler,
+    "DEC118": with_beams,
 }
 
 
