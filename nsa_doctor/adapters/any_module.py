@@ -54,6 +54,7 @@ def adapt(
             )
         made(module)
         _require_readable(request.spec, module)
+        _require_modes(request.spec, module)
         if adapter.call is None:
             require_one_input(request.spec, module)
         guess = _asked(request, adapter, module, asking)
@@ -188,6 +189,16 @@ def _require_readable(spec: str, module: nn.Module) -> None:
                 f"subject {spec} cannot be examined: its {name} is a {type(tensor).__name__}, which cannot be read as "
                 f"tensors are ({read.sentence})"
             ) from read.error
+
+
+def _require_modes(spec: str, module: nn.Module) -> None:
+    """Refuse what has one mode alone, as an exported program; raises SubjectUnusableError."""
+    switched = attempt(lambda: module.train(module.training))
+    if isinstance(switched, Caught) and isinstance(switched.error, NotImplementedError):
+        raise SubjectUnusableError(
+            f"subject {spec} cannot be examined: it is in one mode for ever ({switched.sentence}); "
+            "give the module that it was exported from"
+        ) from switched.error
 
 
 def _native_dtype(module: nn.Module) -> str:

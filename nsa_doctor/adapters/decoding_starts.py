@@ -60,6 +60,15 @@ def num_required(method: Any) -> int:
     return len(needed) if all(each.kind in kinds for each in needed) else -1
 
 
+def _where_it_is(make: Any, module: nn.Module) -> dict[str, Any]:
+    """The module's device and dtype for what makes a state and may be told them, as its caller would."""
+    signature = attempt(lambda: inspect.signature(make))
+    known = {} if isinstance(signature, Caught) else signature.parameters
+    asked = [name for name in ("device", "dtype") if name in known and known[name].default is None]
+    own = next(module.parameters(), None)
+    return {} if own is None else {name: getattr(own, name) for name in asked}
+
+
 def names_a_cache(name: str) -> bool:
     """Whether a parameter is called what may be kept from one token to the next."""
     return any(word in name.lower() for word in ("cache", "state", "past", "kv", "memory", "hidden"))
@@ -81,7 +90,8 @@ def by_making(module: nn.Module, more: Sequence[str] = ()) -> Iterator[tuple[str
 
         def start(module: nn.Module, x: Tensor, name: str = name, kinds: list[Any] = kinds) -> Any:
             given = {OF_ROWS: len(x), OF_INPUT: x, OF_LENGTH: ROOM}
-            return called_by(module, name, *(given[kind] for kind in kinds))
+            method: Any = getattr(module, name)
+            return method(*(given[kind] for kind in kinds), **_where_it_is(method, module))
 
         yield f"{name}({', '.join(names)})", start
 
@@ -100,7 +110,7 @@ def by_class(module: nn.Module, packages: Sequence[str]) -> Iterator[tuple[str, 
             continue
 
         def start(module: nn.Module, x: Tensor, kind: type = kind, names: list[str] = names) -> Any:
-            return kind(*(value_for(module, name, x) for name in names))
+            return kind(*(value_for(module, name, x) for name in names), **_where_it_is(kind, module))
 
         words = f"{kind.__name__}({', '.join(names)})"
         yield words, start
