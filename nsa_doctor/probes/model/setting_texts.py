@@ -25,7 +25,7 @@ _MOST_WORDS, _LONGEST_WORD = 6, 24
 def documented_words(name: str, file: str) -> Iterator[str]:
     """Words that a docstring of the file lists right behind the variable's name, before a colon or the line's end."""
     begin = rf"\s*`{{0,2}}{re.escape(name)}`{{0,2}}\s*[:=]?\s+"
-    for text, _ in _docstrings(file):
+    for text, _ in _docstrings_that_name(name, file):
         for line in text.splitlines():
             listed = re.match(rf"{begin}{_LIST}\.?\s*$", line) or re.match(rf"{begin}([^:]+):", line)
             words = [] if listed is None else _WORD.findall(listed.group(1))
@@ -57,15 +57,18 @@ def held_words(around: ast.AST, file: str) -> dict[str, None]:
 def said_to_be_read_at_every_call(name: str, packages: Sequence[str]) -> Place | None:
     """The docstring that names the variable and says that what it names is read at every call; None where none does."""
     for file in loaded_files(packages).values():
-        for text, line in _docstrings(file):
+        for text, line in _docstrings_that_name(name, file):
             if re.search(rf"\b{re.escape(name)}\b", text) and _AT_EVERY_CALL.search(text):
                 return Place(file=file, line=line)
     return None
 
 
-def _docstrings(file: str) -> Iterator[tuple[str, int]]:
-    """The docstrings of a file, each with its line."""
-    tree = attempt(lambda: ast.parse("".join(linecache.getlines(file))))
+def _docstrings_that_name(name: str, file: str) -> Iterator[tuple[str, int]]:
+    """The docstrings of a file, each with its line; none of a file that does not name the variable."""
+    source = "".join(linecache.getlines(file))
+    if name not in source:
+        return
+    tree = attempt(lambda: ast.parse(source))
     for node in () if isinstance(tree, Caught) else ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node, clean=False)

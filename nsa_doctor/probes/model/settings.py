@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,6 +23,7 @@ from nsa_doctor.probes.model.setting_texts import documented_words, held_words
 
 _SWITCH = ("0", "1")
 _MOST_VALUES = 4
+_NOTHING = ast.Module([], [])
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 # Words by which a name says that it chooses how something is computed, and not what.
 _HOW = re.compile(
@@ -102,14 +103,10 @@ def variables_named(packages: Sequence[str]) -> dict[str, Place]:
     """Which variables the loaded sources of these packages name where they ask for one, each with its line."""
     found: dict[str, Place] = {}
     for file in sorted(loaded_files(packages).values()):
-        tree = _tree(file)
-        if tree is None:
-            continue
-        for node in ast.walk(tree):
-            for name in _asked_for(node):
-                if name not in found:
-                    holder = getattr(_around(tree, name_line(node)), "name", "<module>")
-                    found[name] = Place(file=file, line=name_line(node), function=holder)
+        for name, line in _variables_of(file).items():
+            if name not in found:
+                holder = getattr(_around(_tree(file) or _NOTHING, line), "name", "<module>")
+                found[name] = Place(file=file, line=line, function=holder)
     return found
 
 
@@ -162,7 +159,7 @@ def values_of(name: str, place: Place) -> list[str]:
     tree = _tree(place.file)
     around = None if tree is None else _around(tree, place.line)
     held = {} if around is None else held_words(around, place.file)
-    words = [] if around is None else [*_compared(around), *held, *documented_words(name, place.file)]
+    words = [] if around is None else [*_compared(ast.walk(around)), *held, *documented_words(name, place.file)]
     return [*_SWITCH, *list(dict.fromkeys(word for word in words if word not in _SWITCH))[:_MOST_VALUES]]
 
 
@@ -196,13 +193,13 @@ def _others(owner: type, name: str, value: object) -> Sequence[object]:
     words = [each for each in get_args(hint) if isinstance(each, str)] if get_origin(hint) is Literal else []
     if not words:
         files = loaded_files((owner.__module__.partition(".")[0],)).values()
-        words = [word for file in files if (tree := _tree(file)) is not None for word in _compared(tree, name)]
+        words = [word for file in files for word in _compared(_comparisons(file), name)]
     return list(dict.fromkeys(word for word in words if word != value))[:_MOST_VALUES]
 
 
-def _compared(tree: ast.AST, name: str | None = None) -> Iterator[str]:
-    """Words that something, or what has this name, is compared with."""
-    for node in ast.walk(tree):
+def _compared(nodes: Iterable[ast.AST], name: str | None = None) -> Iterator[str]:
+    """Words that something, or what has this name, is compared with in these."""
+    for node in nodes:
         if isinstance(node, ast.Compare) and (name is None or last_name(node.left) == name):
             yield from _words(node.comparators)
         elif isinstance(node, ast.Match) and (name is None or last_name(node.subject) == name):
@@ -255,3 +252,19 @@ def _declared(owner: type, name: str) -> Place:
 def _tree(file: str) -> ast.Module | None:
     tree = attempt(lambda: ast.parse(Path(file).read_text(encoding="utf-8")))
     return None if isinstance(tree, Caught) else tree
+
+
+@cache
+def _comparisons(file: str) -> tuple[ast.AST, ...]:
+    """What compares something in a source."""
+    return tuple(node for node in ast.walk(_tree(file) or _NOTHING) if isinstance(node, ast.Compare | ast.Match))
+
+
+@cache
+def _variables_of(file: str) -> dict[str, int]:
+    """What looks like a variable and is asked for in a source, each with the line of the first time."""
+    found: dict[str, int] = {}
+    for node in ast.walk(_tree(file) or _NOTHING):
+        for name in _asked_for(node):
+            found.setdefault(name, name_line(node))
+    return found
