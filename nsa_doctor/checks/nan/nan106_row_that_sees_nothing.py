@@ -1,8 +1,12 @@
 """NAN106 row-that-sees-nothing
 
 Detects: a query with no key to read, before the first block is complete or with empty slots alone, whose result is not
-exactly zero, or whose gradient is not; a tile of such queries at the front is among the cases.
-Matters: a softmax over nothing is NaN, or an average of what may not be seen; it is met at the start of every sequence.
+exactly zero, or whose gradient is not; a tile of such queries at the front is among the cases. A row of a batch of
+which a mask hides every token, and from which queries that are no padding, as learned ones, read NaN, so that a loss of
+the other rows alone has NaN gradients; where the queries are its own tokens, that is a
+note, unless NaN is cleaned behind the softmax, of which backward knows nothing.
+Matters: a softmax over nothing is NaN, or an average of what may not be seen; it is met at the start of every sequence,
+and with every empty set, document or context of a batch.
 Fix: fill hidden scores with a finite number, take the softmax, then fill hidden weights with zero.
 
 Example:
@@ -20,9 +24,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from nsa_doctor.checks._shared.padding_alone import of_padding_alone
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.seams import offers_no
@@ -37,12 +42,15 @@ from nsa_doctor.subject.geometry_rules import Rules, rules_of
 _TILE = 70  # queries, more than any tile of 64
 
 
-def run(subject: Subject) -> Iterator[Finding]:
-    rules = rules_of(subject)
-    if subject.branches is None and subject.attend is None:
-        raise NotApplicableError(offers_no(("branches", "attend")))
-    found = [*_before_the_first_block(subject, rules), *_empty_slots(subject, rules)]
-    yield from found[:1]
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    if subject.branches is None and subject.attend is None and subject.padded is None:
+        raise NotApplicableError(offers_no(("branches", "attend", "padded")))
+    if subject.branches is not None or subject.attend is not None:
+        rules = rules_of(subject)
+        found = [*_before_the_first_block(subject, rules), *_empty_slots(subject, rules)]
+        yield from found[:1]
+    if subject.padded is not None:
+        yield from of_padding_alone(subject, "NAN106")
 
 
 def _before_the_first_block(subject: Subject, rules: Rules) -> Iterator[Finding]:
