@@ -107,11 +107,11 @@ class Policy(Strict):
     @property
     def checks(self) -> Sequence[registry.Entry]:
         """The entries of these checks, of whatever they examine."""
-        deepest = PROFILES.index(self.profile)
+        deepest, words = PROFILES.index(self.profile), self.words
         return [
             entry
             for code, entry in registry.entries().items()
-            if code in self.words or (code.startswith(self.words) and PROFILES.index(entry.profile) <= deepest)
+            if code.startswith(words) and (code in words or PROFILES.index(entry.profile) <= deepest)
         ]
 
     @property

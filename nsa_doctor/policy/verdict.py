@@ -39,9 +39,9 @@ def decide(report: Report, policy: Policy, evidence: Evidence) -> PolicyVerdict:
     """The ruling, with every reason for it."""
     accepted = {each.fingerprint: each for each in _accepted(report, policy, evidence)}
     results = {result.code: result for result in report.results}
-    declared, known = set(report.subject.get("spec", ())), entries()
+    declared, known, findings = set(report.subject.get("spec", ())), entries(), report.findings
     required = tuple(
-        _required(code, requirement, results.get(code), _own(code, report.findings), accepted, evidence)
+        _required(code, requirement, results.get(code), _own(code, findings), accepted, evidence)
         for code in policy.codes
         if (requirement := _requirement(policy, known[code], declared)) is not None
     )

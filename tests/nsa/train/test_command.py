@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import nsa.train.__main__ as door
 from nsa.train.command import main
+from nsa_doctor.isolation.forked import ForkedProcess
 
 ROOT = Path(__file__).parents[3]
 FILE = """
@@ -110,34 +112,55 @@ def test_a_folder_with_a_run_is_refused(ask):
 # As processes of their own.
 
 
+class Run(ForkedProcess):
+    """The command in a fork of this process: signals and pipes are the point, and not the start of the program."""
+
+    def __init__(self, words):
+        reading, writing = os.pipe()
+
+        def call():
+            os.dup2(writing, 1)
+            os.close(writing)
+            sys.argv = ["nsa.train", *words]
+            door.start()
+
+        super().__init__(call, (writing,))
+        os.close(writing)
+        self.stdout = os.fdopen(reading)
+
+    def complaints(self):
+        """What it has said on standard error, once it has ended."""
+        with self.stderr:
+            return self.stderr.readall().decode()
+
+
 @pytest.fixture
 def start(tmp_path):
     """`start("--steps", …)` begins a process and waits for its first step; its output goes to a pipe."""
     (tmp_path / "c.yaml").write_text(FILE)
-    command = [sys.executable, "-m", "nsa.train", "--config", str(tmp_path / "c.yaml")]
     started = []
 
-    def starting(*words, **options):
-        words = ("--out-dir", str(tmp_path / "run"), "--steps", "100000", *words)
-        process = subprocess.Popen(
-            [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-        )
+    def starting(*words):
+        given = ("--config", str(tmp_path / "c.yaml"), "--out-dir", str(tmp_path / "run"), "--steps", "100000", *words)
+        process = Run(given)
         started.append(process)
         while "step 0001/" not in process.stdout.readline():
-            assert process.poll() is None, process.stderr.read()
+            assert process.poll() is None, process.complaints()
         return process
 
     yield starting
     for process in started:
-        process.kill()
-        process.communicate()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
 
 
 def test_sigterm_saves_and_leaves_with_its_code(start, tmp_path):
     process = start()
     process.send_signal(signal.SIGTERM)
-    _, complained = process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.wait(timeout=60) == 143
+    complained = process.complaints()
     assert complained.startswith("nsa.train: stopped by SIGTERM after step ")
     assert "Traceback" not in complained
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
@@ -152,7 +175,7 @@ def test_nobody_reading_the_output_does_not_end_the_run(start, tmp_path):
     while (tmp_path / "run" / "training.csv").read_text().count("\n") < lines + 20:
         assert process.poll() is None
         assert time.monotonic() < give_up
-    os.kill(process.pid, signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
 
 
