@@ -71,4 +71,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, build=lambda _seed: Locked(), forward=lambda module, x: module(x))
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102"))
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "FWD203"))

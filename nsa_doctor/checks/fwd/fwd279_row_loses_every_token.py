@@ -72,4 +72,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, build=lambda _seed: WithWords(), forward=lambda module, x: module(x))
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102"))
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "FWD203"))

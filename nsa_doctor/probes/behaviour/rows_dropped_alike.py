@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
+
+import torch
 
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Place
@@ -36,12 +39,15 @@ def rows_dropped_alike(sp: BuiltModule) -> Iterator[DroppedAlike]:
         raise NotApplicableError("no random mask is applied in training mode")
     if not any(map(_may_be_alike, first.found)):
         return
-    seeded = [first, *(masks_of(sp, rows, length, seed) for seed in range(1, _NUM_SEEDS))]
-    dropping = {each.at: each for masks in reversed(seeded) for each in masks.found if _is_alike(each)}
-    others = {each.at: each for each in masks_of(sp, other_rows, other_length, 0).found} if dropping else {}
+    runs = [first, *(masks_of(sp, rows, length, seed) for seed in range(1, _NUM_SEEDS))]
+    dropping = {each.at: each for masks in reversed(runs) for each in masks.found if _is_alike(each)}
+    other = masks_of(sp, other_rows, other_length, 0) if dropping else Masks()
+    others = {each.at: each for each in other.found}
     reported: set[tuple[str, int]] = set()
     for at, masking in dropping.items():
         draw = _draw_by_token(masking, others[at]) if at in others else None
+        if draw is None and _is_by_step(at, runs, other, (length, other_length)):
+            draw = masking.draws[0]
         if draw is None or at[1:] in reported:
             continue
         if not is_for_all_rows(sp.module, [masking.place, draw.place]):
@@ -92,6 +98,23 @@ def _draw_by_token(one: Masking, other: Masking) -> Draw | None:
         return None
     draws = zip(one.draws, other.draws, strict=True)
     return next((each for each, again in draws if _has(each, here) and _has(again, there)), None)
+
+
+def _is_by_step(at: tuple[str, str, int], runs: list[Masks], other: Masks, lengths: tuple[int, int]) -> bool:
+    """Whether the line is run for each token by itself, and masks features then, others each time."""
+    steps = [[each for each in masks.found if each.at == at] for masks in runs]
+    counts = {len(each) for each in steps}
+    num_again = sum(each.at == at for each in other.found)
+    if len(counts) != 1 or max(counts) * lengths[1] != num_again * lengths[0] or not num_again:
+        return False
+    masks = [each for run in steps for each in run]
+    if not all(each.dropped.shape == masks[0].dropped.shape and prod(each.draws[0].shape) > 1 for each in masks):
+        return False
+    is_by_rows = all(
+        bool((each.dropped.any(each.batch_axis) == each.dropped.all(each.batch_axis)).all()) for each in masks
+    )
+    is_another = [not torch.equal(one.dropped, two.dropped) for one, two in pairwise(steps[0])]
+    return is_by_rows and sum(is_another) > len(is_another) / 2
 
 
 def _has(draw: Draw, size: int) -> bool:

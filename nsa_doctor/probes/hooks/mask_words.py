@@ -23,15 +23,20 @@ _FOR_ALL_ROWS = re.compile(
     re.IGNORECASE,
 )
 _NAME_FOR_ALL_ROWS = re.compile(
-    r"shared|batch_?wise|for_?(?:the_?)?batch|spec_?aug|(?:time|freq\w*|frame|span|token|patch)_?mask|(?<![a-z])mae"
-    r"|MAE|mask(?:ed)?_?(?:auto|image|patch|token|lang|frame|span|model)|pretrain",
+    r"batch_?(?:wise|shared|mask)|shared_?(?:over|across|by|for|in)|for_?(?:the_?)?batch|spec_?aug"
+    r"|(?:time|freq\w*|frame|span|token|patch)_?mask|(?<![a-z])mae(?![a-z])|MAE"
+    r"|mask(?:ed|ing)?_?(?:auto|image|patch|token|lang|frame|span|model)|pretraining",
     re.IGNORECASE,
 )
-_NAME_OF_WHOLE = re.compile(
-    r"cond|caption|label|guidance|null|modal|context|prompt|cfg|sensor|speaker|class|view|camera|stream|source"
-    r"|sentence|sample|utterance|example|instance|row|expert|channel|series|variable",
+_NAME_OF_CONDITION = re.compile(
+    r"cond|caption|label|guidance|modal(?!l)|prompt|cfg|speaker|sensor|camera|class_?(?:emb|label|cond|drop|free)"
+    r"|(?<![a-z])null",
     re.IGNORECASE,
 )
+_NAME_OF_ROWS = re.compile(
+    r"sentence|sample|utterance|example|instance|row|view|stream|source|context|whole|entire|full", re.IGNORECASE
+)
+_NAME_OF_LEAVING_OUT = re.compile(r"drop|mask|augment|noise|skip|zero", re.IGNORECASE)
 _NAME_OF_BRANCH = re.compile(r"path|depth|branch|residual|skip|layer|block|connection|survival", re.IGNORECASE)
 _OF_WHOLE = re.compile(
     r"\b(?:whole|entire|full|complete)\s(?:\w+ ){0,1}(?:rows?|samples?|sequences?|sentences?|examples?|utterances?"
@@ -49,11 +54,11 @@ def is_for_all_rows(root: nn.Module, places: list[Place]) -> bool:
 
 
 def is_of_whole_rows(root: nn.Module, places: list[Place]) -> bool:
-    """Whether names or remarks there, or the lines themselves, say that rows are left out as they are."""
-    lines = [linecache.getline(each.file, each.line) for each in places]
-    return any(_NAME_OF_WHOLE.search(name) for name in (*_names(root, places), *lines)) or any(
-        _OF_WHOLE.search(each) for each in _remarks(root, places)
-    )
+    """Whether names or remarks there, or the lines themselves, say that rows or what they stand for are left out."""
+    names, lines = list(_names(root, places)), [linecache.getline(each.file, each.line) for each in places]
+    is_condition = any(_NAME_OF_CONDITION.search(each) for each in (*names, *lines))
+    is_of_rows = any(_NAME_OF_ROWS.search(each) and _NAME_OF_LEAVING_OUT.search(each) for each in names)
+    return is_condition or is_of_rows or any(_OF_WHOLE.search(each) for each in _remarks(root, places))
 
 
 def is_of_a_branch(root: nn.Module, places: list[Place]) -> bool:

@@ -170,7 +170,7 @@ class _Watcher(DispatchWatcher):
                 dropped=dropped,
                 is_row_lost=is_row_lost,
                 is_zero=is_zero,
-                is_integer=not result.is_floating_point(),
+                is_integer=not (result.is_floating_point() or result.is_complex()),
                 are_rows_alike=_are_alike(x, axes[0]),
             )
         )

@@ -90,6 +90,18 @@ class EveryTimestep(Dropped):
         return x * functional.dropout(x.new_ones(x.shape[1:]), 0.5)  # here
 
 
+class StepByStep(Dropped):
+    """A recurrence, whose state loses the same features in all rows, and others at each step."""
+
+    def dropped(self, x: Tensor) -> Tensor:
+        state, states = torch.zeros_like(x[:, 0]), []
+        for step in x.unbind(1):
+            kept = torch.rand(1, x.shape[2]) < 0.7  # here
+            state = (state * kept + step).tanh()
+            states.append(state)
+        return torch.stack(states, 1)
+
+
 class OneForEachRow(Dropped):
     """Draws one mask per sequence of the batch, the same for all of its tokens."""
 
@@ -100,6 +112,39 @@ class OneForEachRow(Dropped):
 class AlongTheSequence(Dropped):
     def dropped(self, x: Tensor) -> Tensor:
         return x * x.new_empty(x.size(0), 1, x.size(2)).bernoulli_(0.5) * 2
+
+
+class OfAllSteps(Dropped):
+    """A recurrence, whose state loses the same features at all steps."""
+
+    def dropped(self, x: Tensor) -> Tensor:
+        state, states, kept = torch.zeros_like(x[:, 0]), [], torch.rand(1, x.shape[2]) < 0.7
+        for step in x.unbind(1):
+            state = (state * kept + step).tanh()
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class StepsOfRows(Dropped):
+    """A recurrence, whose state loses others in each row and at each step."""
+
+    def dropped(self, x: Tensor) -> Tensor:
+        state, states = torch.zeros_like(x[:, 0]), []
+        for step in x.unbind(1):
+            state = (state * (torch.rand_like(state) < 0.7) + step).tanh()
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class SkippedSteps(Dropped):
+    """A recurrence that leaves whole steps out."""
+
+    def dropped(self, x: Tensor) -> Tensor:
+        state, states = torch.zeros_like(x[:, 0]), []
+        for step in x.unbind(1):
+            state = (state + step * (torch.rand(()) < 0.7)).tanh()
+            states.append(state)
+        return torch.stack(states, 1)
 
 
 class AllOfIt(Dropped):
@@ -230,7 +275,20 @@ FAULTY = (
     OneForEachRow,
 )
 HEALTHY = (
-    *(AlongTheSequence, AllOfIt, Words, OfATable, OfATableForEachRow, OfWeights, OfDepth, OfFeatures, OfLayers),
+    *(
+        AlongTheSequence,
+        OfAllSteps,
+        StepsOfRows,
+        SkippedSteps,
+        AllOfIt,
+        Words,
+        OfATable,
+        OfATableForEachRow,
+        OfWeights,
+        OfDepth,
+        OfFeatures,
+        OfLayers,
+    ),
     *(SpanAugment, FewKept, Documented, SameWords, Remarked, MaskedAutoencoder, Noise, Scaled, OfScores, OfOneRow),
 )
 
