@@ -7,6 +7,10 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
+
+import nsa
+import nsa_doctor
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -48,6 +52,11 @@ def test_a_warning_is_an_error() -> None:
 def test_hypothesis_tries_the_same_examples_every_time_without_a_deadline() -> None:
     settings = hypothesis.settings()
     assert (settings.derandomize, settings.deadline) == (True, None)
+
+
+def test_hypothesis_takes_constants_of_what_is_examined_and_not_of_the_doctor() -> None:
+    assert providers.is_local_module_file(str(nsa.__file__))
+    assert not providers.is_local_module_file(str(nsa_doctor.__file__))
 
 
 def test_golden_text_is_compared(
