@@ -193,7 +193,10 @@ def _require_readable(spec: str, module: nn.Module) -> None:
 
 def _require_modes(spec: str, module: nn.Module) -> None:
     """Refuse what has one mode alone, as an exported program; raises SubjectUnusableError."""
+    modes = [(part, part.training) for part in module.modules()]
     switched = attempt(lambda: module.train(module.training))
+    for part, mode in modes:
+        part.training = mode
     if isinstance(switched, Caught) and isinstance(switched.error, NotImplementedError):
         raise SubjectUnusableError(
             f"subject {spec} cannot be examined: it is in one mode for ever ({switched.sentence}); "
