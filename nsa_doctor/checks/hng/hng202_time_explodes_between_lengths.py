@@ -91,7 +91,7 @@ def _finding(subject: Subject, cliff: Cliff, looks: dict[int, Look]) -> Finding:
 def planted(subject: Subject) -> Subject:
     def searches_where_no_tile_fits(module: nn.Module, x: Tensor) -> Tensor:
         divisors = 0
-        for candidate in range(10_000_000 if x.shape[1] % 32 == 1 else 1):
+        for candidate in range(5_000_000 if x.shape[1] % 32 == 1 else 1):
             divisors += candidate % 32 == 0
         return subject.forward(module, x) * min(1, divisors)
 

@@ -68,7 +68,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 def planted(subject: Subject) -> Subject:
     def counts_to_a_million(module: nn.Module, x: Tensor) -> Tensor:
         total = 0
-        for number in range(3_000_000):
+        for number in range(2_000_000):
             total += number
         return subject.forward(module, x) * min(1, total)
 
