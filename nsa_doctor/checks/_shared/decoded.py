@@ -10,8 +10,10 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.cut_rows import cut_short
 from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module, require_width
 from nsa_doctor.probes.attention.weights_of_ways import read_in_one
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor, precision_of
@@ -52,7 +54,7 @@ def departures(
     left_out = attempt(lambda: read_in_one(sp.module, lambda: sp(x), lambda: decode(sp, x, sizes)))
     left_out = None if isinstance(left_out, Caught) else left_out
     place = narrowing(sp, x, sizes, found) or (left_out.place if left_out else None)
-    place = place or guilty_module(sp, x, sizes, found.first_token)
+    place = place or rows_cut_short(sp, x, sizes) or guilty_module(sp, x, sizes, found.first_token)
     weights = "as the module starts" if _shows_at_start(sp, x, sizes) else "moved away from their start"
     yield Finding(
         message=f"{what}: {found.text} at S={length}, with weights {weights}"
@@ -68,6 +70,17 @@ def departures(
         },
         repro=command_for(sp.subject, code),
     )
+
+
+def rows_cut_short(sp: BuiltModule, x: Tensor, sizes: Sequence[int]) -> Place | None:
+    """The line that keeps too few of the newest rows, with more of which decoding in these parts does not depart."""
+
+    def run() -> Decoded:
+        return decode(sp, x, sizes)
+
+    with unobserved():
+        place = attempt(lambda: cut_short(sp, run, lambda: differs(sp, x, run()) is None))
+    return place if isinstance(place, Place) else None
 
 
 def narrowing(sp: BuiltModule, x: Tensor, sizes: Sequence[int], found: Departure) -> Place | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.decoded import narrowing
+from nsa_doctor.checks._shared.decoded import narrowing, rows_cut_short
 from nsa_doctor.checks._shared.of_state import Blamed, blamed, lengths_to_leave, shows_in_own_dtype
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
@@ -55,12 +55,15 @@ def _compared(sp: BuiltModule, length: int, further: int, feeds: list[tuple[str,
             continue
         if shows_in_own_dtype(sp, way, one_by_one):
             rounded = narrowing(sp, x, [*sizes, *[1] * further], departure)
-            causes = list(blamed(ways, way, one_by_one, apart))[: 1 if rounded else None]
-            return [_finding(sp.subject, cause, way, departure, rounded) for cause in causes]
+            cut = None if rounded else rows_cut_short(sp, x, [1] * x.shape[1])
+            causes = list(blamed(ways, way, one_by_one, apart))[: 1 if rounded or cut else None]
+            return [_finding(sp.subject, cause, way, departure, rounded, cut) for cause in causes]
     return None
 
 
-def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure, rounded: Place | None) -> Finding:
+def _finding(
+    subject: Subject, cause: Blamed, way: Way, departure: Departure, rounded: Place | None, cut: Place | None
+) -> Finding:
     (first, place), *others = cause.fields
     also = "".join(f", as does {each.path} (line {at.line})" for each, at in others[:2])
     more = f" and {len(others) - 2} more" if len(others) > 2 else ""
@@ -71,7 +74,7 @@ def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure, ro
         f"single tokens (second way): token {at} departs by up to {departure.error:.2g} (tolerance "
         f"{departure.floor:.1g}), as {first.path} {first.text}{also}{more}{cure}"
         f"{', and no more than rounding at the line named does' if rounded else ''}",
-        where=rounded or place,
+        where=rounded or cut or place,
         evidence={
             "branch": first.path,
             "fields": ", ".join(each.path for each, _ in cause.fields),

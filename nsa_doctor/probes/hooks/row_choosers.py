@@ -24,6 +24,7 @@ _INDICES = re.compile(
     r"(\w+_)?(rows?|idx|ids|index|indices|indexes|order|perm|permutation|parents?|beams?|keep|kept|sel|selection|which"
     r"|origins?|sources?|lanes?|slots?|ancestors?)"
 )
+_CLOSED = ("torch", "builtins", "abc", "typing", "enum", "collections", "numpy")
 _BY_INDEX = ("index_select", "gather", "take", "take_along_dim", "index")
 _SHARED = re.compile(
     r"\bshared?\b|\bsame (for|in|over|across)\b|common to|not (re)?order|not (chosen|selected|picked)"
@@ -60,8 +61,9 @@ class Chooser:
 def choosers_of(kind: type, frames: FrameFilter) -> list[Chooser]:
     """Its own methods of one argument, an index by its name or its kind, that index something by it."""
     found = []
-    for name in dict.fromkeys(name for each in kind.__mro__ for name in vars(each)):
-        method = inspect.getattr_static(kind, name, None)
+    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in _CLOSED]
+    methods = {name: value for each in reversed(own) for name, value in vars(each).items()}
+    for name, method in methods.items():
         if not inspect.isfunction(method) or (name.startswith("__") and name != "__getitem__"):
             continue
         code = inspect.unwrap(method).__code__
