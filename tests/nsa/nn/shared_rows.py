@@ -50,7 +50,8 @@ SCENARIOS = {
 }
 
 
-def main(folder):
+def found_by_processes(folder):
+    """What each scenario came to, as JSON, in processes that are forks of this one."""
     read, write = os.pipe()
     children = [start(rank, folder, write) for rank in range(NUM_PROCESSES)]
     os.close(write)
@@ -65,7 +66,7 @@ def main(folder):
             found = os.waitpid(child, 0)
         codes.append(os.waitstatus_to_exitcode(found[1]))
     assert codes == [0] * NUM_PROCESSES, codes
-    print(text)
+    return text
 
 
 def start(rank, folder, pipe):
@@ -192,4 +193,4 @@ def sentence(call):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    print(found_by_processes(Path(sys.argv[1])))

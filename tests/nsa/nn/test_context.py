@@ -10,7 +10,8 @@ import pytest
 
 from nsa.nn.context import why_not_shared
 from nsa.ops.geometry import Geometry
-from tests.nsa.nn.shared_rows import SCENARIOS
+from nsa_doctor.probes.model.state import can_be_forked
+from tests.nsa.nn.shared_rows import SCENARIOS, found_by_processes
 
 ROOT = Path(__file__).parents[3]
 NUM_TERMS = 64  # of rounding that may add up, each as large as the peak
@@ -42,8 +43,12 @@ pytestmark = pytest.mark.timeout(240)  # a process that imports torch, beside ot
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `shared_rows` found in each scenario."""
-    command = [sys.executable, "-c", CHECKED, str(tmp_path_factory.mktemp("processes"))]
+    """What `shared_rows` found in each scenario: forks of this process share rows, which need not import torch."""
+    folder = tmp_path_factory.mktemp("processes")
+    if can_be_forked():
+        made: dict[str, Any] = json.loads(found_by_processes(folder))
+        return made
+    command = [sys.executable, "-c", CHECKED, str(folder)]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert answer.returncode == 0, answer.stderr
     found: dict[str, Any] = json.loads(answer.stdout)
