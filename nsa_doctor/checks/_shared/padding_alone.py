@@ -11,7 +11,7 @@ from nsa_doctor.subject.contract import Subject
 
 
 def of_padding_alone(subject: Subject, code: str) -> Iterator[Finding | Note]:
-    """A finding where queries that are no padding read NaN, or where it is cleaned in vain; else a note."""
+    """A finding where several queries that are no padding read NaN, or where it is cleaned in vain; else a note."""
     with unobserved():
         found = attempt(lambda: empty_row(subject))
     if not isinstance(found, EmptyRow):
@@ -22,7 +22,7 @@ def of_padding_alone(subject: Subject, code: str) -> Iterator[Finding | Note]:
         f"a row of which a mask hides every token gives {who} NaN by a softmax over -inf alone{cleaned}, and a loss of "
         f"the other row alone gives {found.num_gradients} parameters a gradient that is not finite"
     )
-    if found.is_of_tokens and not found.is_cleaned:
+    if not found.is_expected:
         yield Note(message=message, where=found.place)
         return
     yield Finding(

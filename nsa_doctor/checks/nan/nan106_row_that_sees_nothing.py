@@ -2,9 +2,9 @@
 
 Detects: a query with no key to read, before the first block is complete or with empty slots alone, whose result is not
 exactly zero, or whose gradient is not; a tile of such queries at the front is among the cases. A row of a batch of
-which a mask hides every token, and from which queries that are no padding, as learned ones, read NaN, so that a loss of
-the other rows alone has NaN gradients; where the queries are its own tokens, that is a
-note, unless NaN is cleaned behind the softmax, of which backward knows nothing.
+which a mask hides every token, and from which several queries that are no padding, as learned ones, read NaN, so that a
+loss of the other rows alone has NaN gradients, or of which NaN is cleaned behind the softmax, though backward has it
+still. Where its own tokens ask, one summary of it does, or lengths say that it has none, that is a note.
 Matters: a softmax over nothing is NaN, or an average of what may not be seen; it is met at the start of every sequence,
 and with every empty set, document or context of a batch.
 Fix: fill hidden scores with a finite number, take the softmax, then fill hidden weights with zero.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.padded_rows import masks_by_place
 from nsa_doctor.probes.attention.score_watch import SOFTMAX
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.recording import Operation, record
@@ -17,6 +18,7 @@ from nsa_doctor.probes.numerics.paired_operations import OF_LAYOUT
 from nsa_doctor.subject.contract import Subject
 
 _CLEANING = frozenset({"masked_fill", "masked_fill_", "nan_to_num", "nan_to_num_", "where"})
+_FEWEST_AXES = 2  # of rows, queries and keys there are more
 _LENGTH, _FULL, _EMPTY = 19, 0, 1
 
 
@@ -24,14 +26,16 @@ _LENGTH, _FULL, _EMPTY = 19, 0, 1
 class EmptyRow:
     """Where a softmax whose every score is -inf gets them, and how many gradients are NaN for a loss of another row.
 
-    `is_of_tokens` where each query is a token too, and so a hidden one; else what asks is no padding. `is_cleaned`
-    where what the softmax gives is made finite at once: rows like it are reckoned with, and backward is NaN all the
-    same.
+    `is_of_tokens` where each query is a token too, and so a hidden one; else what asks is no padding. `is_expected`
+    where rows like it are to be reckoned with: where several others read them by a mask, or what the softmax gives
+    `is_cleaned` at once, of which backward knows nothing. Rows with no length, and a row's own summary of nothing, may
+    be what nobody gives.
     """
 
     place: Place
     num_gradients: int
     is_of_tokens: bool
+    is_expected: bool
     is_cleaned: bool
 
 
@@ -52,7 +56,10 @@ def empty_row(subject: Subject) -> EmptyRow | None:
     if number is None or not place.file:
         return None
     sizes = list(operations[number].results[0].shape)
-    return EmptyRow(place, num_gradients, sizes.count(length) != 1, _is_cleaned(operations, number))
+    is_of_tokens, is_cleaned = sizes.count(length) != 1, _is_cleaned(operations, number)
+    has_queries = not is_of_tokens and len(sizes) > _FEWEST_AXES and sizes[-1] == length and sizes[-2] > 1
+    is_expected = is_cleaned or (has_queries and masks_by_place(subject))
+    return EmptyRow(place, num_gradients, is_of_tokens, is_expected, is_cleaned)
 
 
 def _under(sp: BuiltModule, x: Tensor, keep: Tensor) -> Tensor:

@@ -84,6 +84,20 @@ class CleansWhatIsFilled(Reads):
         return scores.masked_fill(~real[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
+class SumsUp(Reads):
+    """One summary of the set, which may be promised to have an element."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = self.q(x).sum(-1)
+        scores = scores if mask is None else scores.masked_fill(~mask.bool(), -torch.inf)
+        return x + (scores.softmax(-1)[..., None] * self.q(x)).sum(1, keepdim=True)
+
+
+class ByLengths(Reads):
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return super().forward(x, None if lengths is None else torch.arange(x.shape[1]) < lengths[:, None])
+
+
 class OfTheLeast(Reads):
     def weights(self, scores: Tensor, real: Tensor) -> Tensor:
         return scores.masked_fill(~real[:, None], torch.finfo(scores.dtype).min).softmax(-1)
@@ -153,7 +167,11 @@ def test_a_row_that_is_served_or_refused_is_silent(kind: type[Reads]) -> None:
     assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
 
 
-def test_tokens_that_see_nothing_themselves_are_a_note() -> None:
-    result = examined(AmongTokens)
+@pytest.mark.parametrize(
+    ("kind", "who"),
+    [(AmongTokens, "its own tokens"), (SumsUp, "queries that are no padding"), (ByLengths, "queries that")],
+)
+def test_rows_that_nobody_may_give_are_a_note(kind: type[Reads], who: str) -> None:
+    result = examined(kind)
     assert not result.findings
-    assert "gives its own tokens NaN" in result.notes[0]
+    assert f"gives {who}" in result.notes[0]
