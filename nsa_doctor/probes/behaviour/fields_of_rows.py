@@ -188,7 +188,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
         return False
     if not one.is_floating_point():
         return torch.equal(one, other)
-    allowed = _CLOSE.get(one.element_size(), _CLOSE[2]) * float(one.abs().max()) if one.numel() else 0.0
+    size = float(one.abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.numel() else 0.0
+    allowed = _CLOSE.get(one.element_size(), _CLOSE[2]) * size
     return bool(torch.allclose(one, other, rtol=0.0, atol=allowed, equal_nan=True))
 
 
