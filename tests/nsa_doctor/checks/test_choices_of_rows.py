@@ -213,7 +213,7 @@ HEALTHY = {
     "another answer": lambda x: ByLayers(x, x * 2),
     "layers first": lambda x: Layered(torch.stack((x, x)), torch.stack((x, x)), x.sum(1)),
     "of slots": lambda x: OfSlots(x, x * 2, torch.arange(len(x))),
-    "not a number": lambda x: value(x.log(), Whole),
+    "not a number": lambda x: Inner(x.log(), x * 2),
     "raises": lambda x: Raises(x, x * 2),
 }
 
