@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import _SingleLevelFunction
+from torch.jit._script import RecursiveScriptModule
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # undocumented; public: none
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -85,7 +86,7 @@ def is_scripted(module: nn.Module) -> bool:
 def let_scripted_take_hooks() -> None:
     """Parts that TorchScript compiled take hooks as others do, which it refuses by name. Public: none."""
     for name in _METHODS_OF_HOOKS:
-        setattr(torch.jit.RecursiveScriptModule, name, getattr(nn.Module, name))
+        setattr(RecursiveScriptModule, name, getattr(nn.Module, name))
 
 
 def uncompiled() -> AbstractContextManager[Any]:

@@ -52,7 +52,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             sp = built(subject, mode="train")
             x = sp.input(min(_LENGTH, subject.max_length), rows)
             call = call_of(sp, x)
-            with unobserved(), uncompiled():  # a compiler traces no part that is watched
+            with unobserved(), uncompiled():
                 found = attempt(lambda sp=sp, call=call: left_in_evaluation(sp, call))
             if isinstance(found, Caught):
                 continue

@@ -43,7 +43,7 @@ class OnTheHost(Sums):
         return self.layer(x).cumsum(1)
 
 
-def test_what_makes_a_cache_is_told_where() -> None:
+def test_what_makes_a_cache_is_given_the_device_and_the_dtype() -> None:
     subject = adapt(REQUEST, Sums)
     assert subject.step is not None
     module = subject.build(0).double()

@@ -222,6 +222,8 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "a gate of zero": Gated,
     "a mask made by vmap": Vectorised,
 }
+
+
 class WithoutThem(nn.Module):
     """What stands where positions might be hands its input on."""
 

@@ -1,4 +1,6 @@
-"""Parts of a module are found by the paths that torch gives them."""
+"""Parts of a module are found by the paths that torch gives them, and take hooks where TorchScript compiled them."""
+
+import warnings
 
 import pytest
 import torch
@@ -26,3 +28,18 @@ def parts_are_found_by_their_paths() -> None:
     assert internal.parameter_at(root, "parameters.0").shape == (2,)
     with pytest.raises(AttributeError, match="NamedAsMethods holds no module 'none'"):
         internal.part_at(root, "none.0")
+
+
+def scripted_parts_take_hooks() -> None:
+    internal.let_scripted_take_hooks()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that TorchScript is no longer worked on
+        part = torch.jit.script(nn.Linear(2, 3))
+    assert internal.is_scripted(nn.Sequential(part))
+    assert not internal.is_scripted(nn.Sequential(nn.Linear(2, 3)))
+    seen: list[torch.Size] = []
+    handle = part.register_forward_hook(lambda module, args, answer: seen.append(answer.shape))
+    part(torch.ones(4, 2))
+    handle.remove()
+    part(torch.ones(5, 2))
+    assert seen == [(4, 3)]

@@ -58,3 +58,11 @@ def operators_of_users_are_known() -> None:
         torch.compile(lambda x: Twice.apply(doubled(x).exp()), backend=keep)(torch.ones(2, requires_grad=True))
     assert sum(map(internal.is_registered_by_a_user, targets)) == len((doubled, Twice))
     assert not internal.is_registered_by_a_user(torch.ops.aten.exp.default)
+
+
+def nothing_is_compiled() -> None:
+    compiled_with: list[Any] = []
+    compiled = torch.compile(torch.sin, backend=lambda graph, _: compiled_with.append(graph) or graph)
+    with internal.uncompiled():
+        compiled(torch.ones(2))
+    assert not compiled_with

@@ -17,8 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from nsa_doctor.probes import internal
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers
 from nsa_doctor.probes.hooks.saved import functions_seen
-from tests.nsa_doctor.probes.names_of_modules import parts_are_found_by_their_paths
-from tests.nsa_doctor.probes.names_of_the_compiler import graphs_are_compiled_by_name, operators_of_users_are_known
+from tests.nsa_doctor.probes.names_of_modules import parts_are_found_by_their_paths, scripted_parts_take_hooks
+from tests.nsa_doctor.probes.names_of_the_compiler import (
+    graphs_are_compiled_by_name,
+    nothing_is_compiled,
+    operators_of_users_are_known,
+)
 
 
 class Twice(torch.autograd.Function):
@@ -73,14 +77,6 @@ def operations_of_a_higher_order_are_seen() -> None:
 def compiled_operations_are_seen() -> None:
     compiled = torch.compile(lambda x: x.sin().cos(), backend="eager")
     assert dispatched(lambda: compiled(torch.ones(2)))[1:] == ["aten.sin.default", "aten.cos.default"]
-
-
-def nothing_is_compiled() -> None:
-    compiled_with: list[Any] = []
-    compiled = torch.compile(torch.sin, backend=lambda graph, _: compiled_with.append(graph) or graph)
-    with internal.uncompiled():
-        compiled(torch.ones(2))
-    assert not compiled_with
 
 
 def checkpointing_can_keep_everything() -> None:
@@ -372,6 +368,8 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "flops_of": (products_are_counted, "products cost nothing (PRF202, and how far is examined)"),
     "part_at": (parts_are_found_by_their_paths, "checks crash where a part bears a method's name (FWD269)"),
     "parameter_at": (parts_are_found_by_their_paths, "checks crash where a part bears a method's name (GRD232)"),
+    "is_scripted": (scripted_parts_take_hooks, "a copy is held to what TorchScript left out of it (FWD210, FWD220)"),
+    "let_scripted_take_hooks": (scripted_parts_take_hooks, "ten checks crash where TorchScript compiled a part"),
     "registered": (parts_of_a_module_are_found, "tensors beside the parameter list are missed (GRD203)"),
     "registries": (machinery_of_a_module_is_known, "torch's own attributes count as the subject's (GRD203, PRF301)"),
     "hooks_of": (hooks_of_a_module_are_found, "a watch is lost where running state is put back (FWD207, GRD104)"),
