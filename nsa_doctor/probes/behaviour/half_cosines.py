@@ -34,8 +34,11 @@ _SHARING = frozenset({
 })  # fmt: skip
 _OF_ROWS = frozenset({
     "Mean", "Sum", "Mm", "Bmm", "Index", "IndexAdd", "IndexPut", "ScatterAdd", "Scatter", "Div", "Mul", "Add", "Stack",
-    "Cat", "Lerp", "IndexSelect", "Gather", "Where", *VIEWS,
+    "Cat", "Lerp", "IndexSelect", "Gather", "Where", "Sub", "Neg", "Cumsum", "Amax", "Max", "MaxPool2DWithIndices",
+    "AvgPool2D", "AdaptiveAvgPool2D", "NativeDropout", "Roll", "Flip", "ConstantPadNd", "Repeat", "Unfold", *VIEWS,
 })  # fmt: skip
+_CHOOSING = {"argmax": 1, "argsort": 1, "sort": 1, "topk": 2}  # and which argument is the axis
+_OF_NORMS = re.compile(r"(batch|layer|group|rms)_?norm", re.IGNORECASE)  # the other way to make lengths count little
 _MEANT = re.compile(
     r"magnitude|unnormali[sz]ed|not normali[sz]ed|norm.free|on purpose|deliberate|popularity", re.IGNORECASE
 )
@@ -59,9 +62,13 @@ class HalfCosine:
 
 @dataclass
 class _Product:
+    """`is_of_rows`: the other side is laid out in rows, and is no matrix that is read; `factors`: their lengths."""
+
     answer: Tensor
     found: HalfCosine
     is_table: bool
+    is_of_rows: bool
+    factors: Tensor | None
     uses: list[str] = field(default_factory=list)
 
 
@@ -94,19 +101,21 @@ class _Watch(TorchFunctionMode):
         first = args[0] if args else None
         if isinstance(first, Tensor) and is_transformed(first):
             return answer
-        if name in _SHARING and self._products:
+        is_shared = name in _SHARING and bool(self._products)
+        if is_shared and not (name in _CHOOSING and self._is_same_choice(name, args, named, answer)):
             self._share(name, tensors_in(args[:1], named))
         if isinstance(answer, Tensor) and answer.requires_grad and answer.is_floating_point():
             with torch.no_grad():
-                self._follow(name, args, named, answer)
+                self._follow(func, args, named, answer)
         return answer
 
-    def _follow(self, name: str, args: tuple[Any, ...], named: dict[str, Any], answer: Tensor) -> None:
+    def _follow(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], answer: Tensor) -> None:
+        name = getattr(func, "__name__", "")
         if name == "normalize" or (name in _SCALING and len(args) > 1 and _evens(args, answer)):
             self._nodes.add(answer.grad_fn)
             self._units[id(answer)] = answer, ""
         elif (pair := contraction_of(name, args, named)) is not None:
-            self._compare(name, pair, answer)
+            self._compare(func, args, pair, answer)
         elif name in _SCALING and len(args) > 1:
             self._scale(args, answer)
         elif args and id(args[0]) in self._units and name in _LAID_OUT:
@@ -132,8 +141,9 @@ class _Watch(TorchFunctionMode):
         others = [each for each in args[:2] if isinstance(each, Tensor) and id(each) not in self._products]
         return name in ("add", "add_", "__add__", "__radd__", "__iadd__") and all(each.is_leaf for each in others)
 
-    def _compare(self, name: str, pair: Contraction, answer: Tensor) -> None:
+    def _compare(self, func: Any, args: tuple[Any, ...], pair: Contraction, answer: Tensor) -> None:
         """Look at a product, whether one side alone is of length one."""
+        name = getattr(func, "__name__", "")
         sides = (pair.left, pair.left_axis), (pair.right, pair.right_axis)
         for (unit, axis), (other, other_axis) in (sides, sides[::-1]):
             if id(unit) not in self._units or not is_of_data(unit.grad_fn) or unit.shape[axis] < _FEWEST_CHANNELS:
@@ -148,7 +158,9 @@ class _Watch(TorchFunctionMode):
             place, is_own = self._places.here()
             if not is_own or _is_meant(place, self._places.source()):
                 continue
-            product = _Product(answer, HalfCosine(least, most, words, "", place), is_table and name != "linear")
+            is_of_rows = name != "linear" if is_table else other.stride(other_axis) == 1
+            factors = _factors(func, args, unit, other, other_axis)
+            product = _Product(answer, HalfCosine(least, most, words, "", place), is_table, is_of_rows, factors)
             self._products[id(answer)] = answer, product
             factor = self._units[id(unit)][1]
             if factor:
@@ -160,8 +172,24 @@ class _Watch(TorchFunctionMode):
         product.uses.append(factor)
         if factor == "a distance":
             return
-        if factor == "a learned scale" or product.is_table:
+        if product.is_of_rows and (product.is_table or factor == "a learned scale"):
             self._report(product, f"times {factor}")
+
+    def _is_same_choice(self, name: str, args: tuple[Any, ...], named: dict[str, Any], answer: Any) -> bool:
+        """Whether the lengths are the same for all that is chosen among; what it gives of them is followed."""
+        known = self._products.get(id(args[0])) if args else None
+        axis = (
+            args[_CHOOSING[name]] if len(args) > _CHOOSING[name] else named.get("dim", None if name == "argmax" else -1)
+        )
+        factors = known[1].factors if known else None
+        if known is None or factors is None or type(axis) is not int or factors.shape != args[0].shape:
+            return False
+        least, most = factors.amin(axis), factors.amax(axis)
+        if not bool((most - least <= _ALIKE * most).all()):
+            return False
+        if isinstance(answer, tuple):
+            self._products[id(answer[0])] = answer[0], known[1]
+        return True
 
     def _share(self, name: str, given: list[Tensor]) -> None:
         for each in given:
@@ -180,7 +208,8 @@ class _Watch(TorchFunctionMode):
         node = other.grad_fn and computing(other.grad_fn, VIEWS)
         held = other if other.is_leaf else getattr(node, "variable", None)
         if held is None:
-            return "what the model computes", False
+            is_normed = node is not None and _OF_NORMS.search(kind_of(node)) is not None
+            return "" if is_normed else "what the model computes", False
         if held.ndim != 2 or other.shape[axis] != held.shape[-1] or held.shape[-1] == held.shape[0]:
             return "", False
         holders = [
@@ -206,6 +235,16 @@ class _Watch(TorchFunctionMode):
             if kind_of(node) in _OF_ROWS:
                 waiting += [each for each, _ in node.next_functions]
         return False
+
+
+def _factors(func: Any, args: tuple[Any, ...], unit: Tensor, other: Tensor, axis: int) -> Tensor | None:
+    """By what each value of a product would change if the other side were of length one too."""
+    if unit is other or getattr(func, "__name__", "") in _SHARING or not {id(unit), id(other)} <= set(map(id, args)):
+        return None
+    lengths = torch.linalg.vector_norm(other, dim=axis, keepdim=True).expand_as(other)
+    even = {id(unit): torch.full_like(unit, 1 / other.shape[axis]), id(other): lengths}
+    factors: Tensor = func(*(even.get(id(each), each) for each in args))
+    return factors
 
 
 def _evens(args: tuple[Any, ...], answer: Tensor) -> bool:

@@ -75,6 +75,14 @@ class OverPrototypes(Towers):
         return self.table[scores.argmax(-1)] + one
 
 
+class OverTheBest(Towers):
+    """The choice is that of cosines, and the shares are not."""
+
+    def scores(self, one: Tensor, other: Tensor) -> Tensor:
+        best, _ = (one @ normalize(other, dim=-1).mT).topk(3, dim=-1)  # here
+        return best.softmax(-1)
+
+
 class OverLinear(Towers):
     def scores(self, one: Tensor, other: Tensor) -> Tensor:
         return 12.0 * self.head(normalize(one, dim=-1))
@@ -151,6 +159,46 @@ class NoScores(Towers):
         return normalize(one, dim=-1) @ turn @ other.mT
 
 
+class BatchNormed(Towers):
+    """Another norm than that of the length is on the other side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def scores(self, one: Tensor, other: Tensor) -> Tensor:
+        image = self.norm(one.mT)
+        return torch.einsum("bcl,bkc->bkl", image, normalize(other, dim=-1)) * self.log_scale.exp()
+
+
+class Nearest(Towers):
+    """One row's length changes no choice of this row."""
+
+    def scores(self, one: Tensor, other: Tensor) -> Tensor:
+        keys = normalize(other, dim=-1)
+        near = (one @ keys.mT).argmax(-1, keepdim=True)
+        few = torch.matmul(one, keys.mT).topk(3, -1).indices
+        return other.gather(1, near.expand_as(one)) + few.to(one).mean(-1, keepdim=True)
+
+
+class OfAMemory(Towers):
+    """What is read from a matrix, by a gate."""
+
+    def scores(self, one: Tensor, other: Tensor) -> Tensor:
+        state = other.sigmoid().mT @ one
+        return self.log_scale * (normalize(one, dim=-1) @ state)
+
+
+class Pooled(Towers):
+    """Of rows of length one again, the mean and the largest of neighbours."""
+
+    def scores(self, one: Tensor, other: Tensor) -> Tensor:
+        x = normalize(one, dim=-1)
+        means = nn.functional.adaptive_avg_pool1d(x.mT, 4)
+        most = x.unfold(1, 3, 1).amax(-1).mT
+        return (x @ means / 0.1).softmax(-1).sum(-1, keepdim=True) + (x @ most / 0.1).softmax(-1).sum(-1, keepdim=True)
+
+
 def by_function(scores: Tensor, weight: Tensor) -> Tensor:
     return linear(scores, weight)
 
@@ -168,7 +216,7 @@ def examined(make: Callable[[], nn.Module], **given: object) -> Result:
 
 @pytest.mark.parametrize(
     "make",
-    [OneTower, OtherTower, Attending, Fused, OverItems, OverMostItems, OverPrototypes],
+    [OneTower, OtherTower, Attending, Fused, OverItems, OverMostItems, OverPrototypes, OverTheBest],
     ids=lambda each: each.__name__,
 )
 def test_one_side_of_length_one_is_found_at_the_product(make: type[nn.Module]) -> None:
@@ -181,7 +229,7 @@ def test_one_side_of_length_one_is_found_at_the_product(make: type[nn.Module]) -
     "make",
     [
         *(Towers, OverLinear, ByAMatrix, Normalised, OfEqualLengths, Distances, DistancesFromHalves, Weighing, Means),
-        *(OnPurpose, NoScores, Margin),
+        *(OnPurpose, NoScores, Margin, BatchNormed, Nearest, OfAMemory, Pooled),
     ],
     ids=lambda each: each.__name__,
 )
