@@ -50,8 +50,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     for name, call_of in calls:
         for rows in _ROWS:
             sp = built(subject, mode="train")
-            x = sp.input(min(_LENGTH, subject.max_length), rows)
-            call = call_of(sp, x)
+            call = call_of(sp, sp.input(min(_LENGTH, subject.max_length), rows))
             with unobserved(), uncompiled():
                 found = attempt(lambda sp=sp, call=call: left_in_evaluation(sp, call))
             if isinstance(found, Caught):
