@@ -28,7 +28,7 @@ _COUNTS = re.compile(
     r"(?<![a-z])(counts?|counter|degrees?|deg|hist|histogram|tally|freqs?|frequency|occurrences)(?![a-z])"
 )
 _LATEST = re.compile(  # of which the last is meant to stay, or any
-    r"(?<![a-z])(last|latest|newest|recent|cached?|ring|buffer|queue|any|is|has|seen|visited|present|flags?|masks?)(?![a-z])"
+    r"(?<![a-z])(last|latest|newest|recent|cached?|ring|buf|buffer|history|queue|any|is|has|seen|visited|present|flags?|masks?)(?![a-z])"
 )
 _TARGET = re.compile(r"\s*([\w.]+?)\s*(?:\[|\.\w+_?\()")
 

@@ -25,12 +25,13 @@ _FOR_ALL_ROWS = re.compile(
 _NAME_FOR_ALL_ROWS = re.compile(
     r"batch_?(?:wise|shared|mask)|shared_?(?:over|across|by|for|in)|for_?(?:the_?)?batch|spec_?aug"
     r"|(?:time|freq\w*|frame|span|token|patch)_?mask|(?<![a-z])mae(?![a-z])|MAE"
+    r"|(?<![a-z])corrupt|drop_?(?:node|edge)|(?<!para)graph(?:_?(?:conv|net|att|layer|encoder)|$)|(?<![a-z])g(?:cn|nn)"
     r"|mask(?:ed|ing)?_?(?:auto|image|patch|token|lang|frame|span|model)|pretraining",
     re.IGNORECASE,
 )
 _NAME_OF_CONDITION = re.compile(
     r"cond|caption|label|guidance|modal(?!l)|prompt|cfg|speaker|sensor|camera|class_?(?:emb|label|cond|drop|free)"
-    r"|(?<![a-z])null",
+    r"|(?<![a-z])null|cold_?start|drop_?out_?net|encoder_?drop|drop_?encoder|retriev|(?<![a-z])mem(?:ory)?(?![a-z])",
     re.IGNORECASE,
 )
 _NAME_OF_ROWS = re.compile(
@@ -40,7 +41,7 @@ _NAME_OF_LEAVING_OUT = re.compile(r"drop|mask|augment|noise|skip|zero", re.IGNOR
 _NAME_OF_BRANCH = re.compile(r"path|depth|branch|residual|skip|layer|block|connection|survival", re.IGNORECASE)
 _OF_WHOLE = re.compile(
     r"\b(?:whole|entire|full|complete)\s(?:\w+ ){0,1}(?:rows?|samples?|sequences?|sentences?|examples?|utterances?"
-    r"|inputs?|items?|modalit\w+|batch)\b|\bclassifier[- ]free\b|\bunconditional",
+    r"|inputs?|items?|modalit\w+|batch)\b|\bclassifier[- ]free\b|\bcold[- ]start|\bunconditional",
     re.IGNORECASE,
 )
 _NAME_OF_TOKENS = re.compile(r"word|token|char|frame|piece|byte|symbol|unk", re.IGNORECASE)

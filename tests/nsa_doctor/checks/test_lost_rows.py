@@ -148,6 +148,26 @@ class WholeRows(Dropped):
         return x * (torch.rand(len(x), 1, 1) > self.share)
 
 
+class OfAColdStart(Dropped):
+    def dropped(self, x: Tensor) -> Tensor:
+        # a cold start: nothing is known of some
+        return x * (torch.rand(len(x), 1, 1) > self.share)
+
+
+class OfAMemory(Dropped):
+    """What else there is to be read is left out for some."""
+
+    def dropped(self, x: Tensor) -> Tensor:
+        memory = self.out(x)
+        memory = memory * (torch.rand(len(x), 1, 1) > self.share)
+        return memory.tanh()
+
+
+class EncoderDropout(Dropped):
+    def dropped(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(len(x), 1, 1) > self.share)
+
+
 class Replaced(Dropped):
     """An empty text in the place of some."""
 
@@ -204,7 +224,7 @@ HEALTHY = (
         WholeRows,
         Replaced,
     ),
-    *(WithAGlobalPart, OfAnArgument, Experts),
+    *(WithAGlobalPart, OfAnArgument, Experts, OfAColdStart, OfAMemory, EncoderDropout),
 )
 
 

@@ -233,6 +233,21 @@ class MaskedAutoencoder(Dropped):
         return x * (torch.rand(1, x.shape[1], 1) < 0.25)
 
 
+class GraphConv(Dropped):
+    """Nodes of one graph."""
+
+    def dropped(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(x.shape[1], 1) < 0.75)
+
+
+class Corrupted(Dropped):
+    def dropped(self, x: Tensor) -> Tensor:
+        return self.corrupt(x)
+
+    def corrupt(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(1, x.shape[1], 1) < 0.75)
+
+
 class Noise(Dropped):
     def dropped(self, x: Tensor) -> Tensor:
         return x + torch.randn(1, *x.shape[1:]) * (torch.rand(1, x.shape[1], 1) < 0.5)
@@ -289,7 +304,20 @@ HEALTHY = (
         OfFeatures,
         OfLayers,
     ),
-    *(SpanAugment, FewKept, Documented, SameWords, Remarked, MaskedAutoencoder, Noise, Scaled, OfScores, OfOneRow),
+    *(
+        SpanAugment,
+        FewKept,
+        Documented,
+        SameWords,
+        Remarked,
+        MaskedAutoencoder,
+        GraphConv,
+        Corrupted,
+        Noise,
+        Scaled,
+        OfScores,
+        OfOneRow,
+    ),
 )
 
 
