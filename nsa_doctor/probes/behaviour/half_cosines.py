@@ -90,6 +90,7 @@ class _Watch(TorchFunctionMode):
         self._places, self._root = places, module
         self._units: dict[int, tuple[Tensor, str]] = {}  # and what they were multiplied by since
         self._nodes: set[Any] = set()
+        self._even: set[Any] = set()  # of rows of one length, whatever it is
         self._products: dict[int, tuple[Tensor, _Product]] = {}
 
     def __torch_function__(
@@ -111,7 +112,10 @@ class _Watch(TorchFunctionMode):
 
     def _follow(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], answer: Tensor) -> None:
         name = getattr(func, "__name__", "")
-        if name == "normalize" or (name in _SCALING and len(args) > 1 and _evens(args, answer)):
+        length = _even_length(args, answer) if name in _SCALING and len(args) > 1 else 0.0
+        if length:
+            self._even.add(answer.grad_fn)
+        if name == "normalize" or abs(length - 1) < _ALIKE:
             self._nodes.add(answer.grad_fn)
             self._units[id(answer)] = answer, ""
         elif (pair := contraction_of(name, args, named)) is not None:
@@ -208,8 +212,7 @@ class _Watch(TorchFunctionMode):
         node = other.grad_fn and computing(other.grad_fn, VIEWS)
         held = other if other.is_leaf else getattr(node, "variable", None)
         if held is None:
-            is_normed = node is not None and _OF_NORMS.search(kind_of(node)) is not None
-            return "" if is_normed else "what the model computes", False
+            return "" if self._is_normed(node) else "what the model computes", False
         if held.ndim != 2 or other.shape[axis] != held.shape[-1] or held.shape[-1] == held.shape[0]:
             return "", False
         holders = [
@@ -221,6 +224,11 @@ class _Watch(TorchFunctionMode):
         if not holders or any(_projects(part) for _, part in holders):
             return "", False
         return holders[0][0], True
+
+    def _is_normed(self, node: Any) -> bool:
+        """Whether it is what a norm made, or that times a gain."""
+        made_by = [node, *(each for each, _ in node.next_functions if kind_of(node) == "Mul")] if node else []
+        return any(each in self._even or _OF_NORMS.search(kind_of(each)) for each in made_by)
 
     def _is_of_units(self, other: Tensor) -> bool:
         """Whether it is a mean, or another sum, of rows of length one."""
@@ -247,16 +255,16 @@ def _factors(func: Any, args: tuple[Any, ...], unit: Tensor, other: Tensor, axis
     return factors
 
 
-def _evens(args: tuple[Any, ...], answer: Tensor) -> bool:
-    """Whether a factor that is the same along an axis makes all rows along it one in length."""
+def _even_length(args: tuple[Any, ...], answer: Tensor) -> float:
+    """Of all rows along an axis, which a factor that is the same along it gives them; zero where there is none."""
     for by in args[:2]:
         if isinstance(by, Tensor) and by.ndim == answer.ndim and by.numel() < answer.numel():
             for axis, size in enumerate(by.shape):
                 if size == 1 < answer.shape[axis]:
                     lengths = _lengths(answer, axis)
-                    if len(lengths) >= _FEWEST and _are_alike(lengths) and abs(float(lengths[0]) - 1) < _ALIKE:
-                        return True
-    return False
+                    if len(lengths) >= _FEWEST and _are_alike(lengths):
+                        return float(lengths[0])
+    return 0.0
 
 
 def _lengths(rows: Tensor, axis: int) -> Tensor:

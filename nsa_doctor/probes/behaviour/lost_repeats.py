@@ -17,12 +17,14 @@ from nsa_doctor.probes.internal import is_transformed, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.tensors.answer import floating_parts
+from nsa_doctor.probes.tensors.operations import tensors_in
 from nsa_doctor.probes.tensors.written_places import Read, Write, read_of, write_of
 
 _ADDING = frozenset({"add", "add_", "__add__", "__iadd__", "__radd__"})
 _TAKING_OFF = frozenset({"sub", "sub_", "__sub__", "__isub__"})
 _SCALING = frozenset({"mul", "mul_", "__mul__", "__imul__", "__rmul__", "div", "div_", "__truediv__", "lerp", "lerp_"})
 _SUMMING = frozenset({"sum", "div", "div_", "__truediv__", "__itruediv__", "cumsum", "normalize"})
+_CHOOSING = frozenset({"randint", "randint_like"})
 _DROPPING = re.compile(r"(feature_)?(alpha_)?dropout\d?d?_?")
 _COUNTS = re.compile(
     r"(?<![a-z])(counts?|counter|degrees?|deg|hist|histogram|tally|freqs?|frequency|occurrences)(?![a-z])"
@@ -116,6 +118,7 @@ class _Watch(TorchFunctionMode):
         self.seen: list[_Seen] = []
         self.summed: set[int] = set()
         self._places, self._mended = places, mended
+        self._drawn: dict[int, Tensor] = {}  # whole numbers, at random
         self._reads: dict[int, tuple[Tensor, Read, bool]] = {}  # by the identity of what was read or made of it
 
     def __torch_function__(
@@ -134,7 +137,11 @@ class _Watch(TorchFunctionMode):
             args, named = write.with_values(repeats.mended())
         is_mended = self._mended is not None
         lost = None if is_mended or repeats is None else self._lost(name, repeats)
+        if lost is not None and not lost.adds and any(id(each) in self._drawn for each in tensors_in(args, named)):
+            lost = None  # places at random, of which one may come again
         answer = func(*args, **named)
+        if name in _CHOOSING:
+            self._drawn[id(answer)] = answer
         if lost is not None:
             target = answer if isinstance(answer, Tensor) else args[0]
             self.seen.append(_Seen(lost, self._places.instruction(), target, repeats is not None and repeats.is_count))

@@ -171,6 +171,18 @@ class BatchNormed(Towers):
         return torch.einsum("bcl,bkc->bkl", image, normalize(other, dim=-1)) * self.log_scale.exp()
 
 
+class WithAGain(Towers):
+    """The root of the mean square is another norm, and it has a gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def scores(self, one: Tensor, other: Tensor) -> Tensor:
+        query = one * torch.rsqrt(one.square().mean(-1, keepdim=True) + 1e-6)
+        return (self.gain * query @ normalize(other, dim=-1).mT).softmax(-1)
+
+
 class Nearest(Towers):
     """One row's length changes no choice of this row."""
 
@@ -229,7 +241,7 @@ def test_one_side_of_length_one_is_found_at_the_product(make: type[nn.Module]) -
     "make",
     [
         *(Towers, OverLinear, ByAMatrix, Normalised, OfEqualLengths, Distances, DistancesFromHalves, Weighing, Means),
-        *(OnPurpose, NoScores, Margin, BatchNormed, Nearest, OfAMemory, Pooled),
+        *(OnPurpose, NoScores, Margin, BatchNormed, WithAGain, Nearest, OfAMemory, Pooled),
     ],
     ids=lambda each: each.__name__,
 )

@@ -186,6 +186,15 @@ class Ring(Grouped):
         return buf.mean(1, keepdim=True)
 
 
+class Shuffled(Grouped):
+    """Some tokens, at random, in the place of others."""
+
+    def of_kinds(self, kinds: Tensor, x: Tensor) -> Tensor:
+        x, some = x.clone(), torch.randint(x.shape[1], (x.shape[1],))
+        x[:, some] = x[:, some.roll(1)]
+        return x
+
+
 class Numbered(Grouped):
     """Where each kind came last, by the number of the place."""
 
@@ -224,7 +233,20 @@ def test_values_that_are_lost_are_found_at_the_write(make: type[nn.Module]) -> N
 
 
 HEALTHY = [
-    *(Grouped, MarkedTwice, SameValues, UnreadRow, Largest, Once, Penalised, LastOfEach, Ring, Numbered, LookedAt),
+    *(
+        Grouped,
+        MarkedTwice,
+        SameValues,
+        UnreadRow,
+        Largest,
+        Once,
+        Penalised,
+        LastOfEach,
+        Ring,
+        Shuffled,
+        Numbered,
+        LookedAt,
+    ),
 ]
 
 
