@@ -32,6 +32,8 @@ def contraction_of(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -
     if name == _ATTENTION:
         left, right = (args[at] if len(args) > at else named.get(each) for at, each in enumerate(("query", "key")))
         return Contraction(left, -1, right, -1) if isinstance(left, Tensor) and isinstance(right, Tensor) else None
+    if name == "baddbmm":  # to what is there already
+        args, name = args[1:], "bmm"
     if name not in _MATMUL or len(args) < 2:
         return None
     left, right = args[:2]

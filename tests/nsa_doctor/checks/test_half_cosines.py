@@ -58,6 +58,13 @@ class Fused(Towers):
         return nn.functional.scaled_dot_product_attention(query, other, one, scale=1.0)  # here
 
 
+class OnWhatIsThere(Towers):
+    def scores(self, one: Tensor, other: Tensor) -> Tensor:
+        keys = normalize(other, dim=-1).mT
+        scores = torch.baddbmm(one.new_zeros(1, 1, 1), one, keys, beta=0, alpha=20.0)  # here
+        return scores.softmax(-1)
+
+
 class OverItems(Towers):
     def scores(self, one: Tensor, other: Tensor) -> Tensor:
         items = self.items.weight
@@ -228,7 +235,7 @@ def examined(make: Callable[[], nn.Module], **given: object) -> Result:
 
 @pytest.mark.parametrize(
     "make",
-    [OneTower, OtherTower, Attending, Fused, OverItems, OverMostItems, OverPrototypes, OverTheBest],
+    [OneTower, OtherTower, Attending, Fused, OnWhatIsThere, OverItems, OverMostItems, OverPrototypes, OverTheBest],
     ids=lambda each: each.__name__,
 )
 def test_one_side_of_length_one_is_found_at_the_product(make: type[nn.Module]) -> None:
