@@ -2,19 +2,21 @@
 
 As its method `generate` does by `cache = TrunkCache([None] * self.n_layers)`, and then `self(x, cache=cache)`. Names in
 such an expression stand for the module, for its input, for the number of rows, or for what the same function binds
-them to once.
+them to once. One that calls more than what makes values (`cache_calls`) is left alone.
 """
 
 import ast
 import builtins
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.cache_calls import only_makes
 from nsa_doctor.adapters.decoding_starts import OF_INPUT, OF_LENGTH, OF_MODULE, OF_ROWS, ROOM, Start
 from nsa_doctor.core.errors import attempt
 
@@ -25,11 +27,14 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _KINDS = (ast.Call, ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.BinOp, ast.Tuple)
 
 
-def by_own_code(module: nn.Module, name: str, files: Sequence[ModuleType]) -> Iterator[tuple[str, Start]]:
+def by_own_code(
+    module: nn.Module, name: str, files: Sequence[ModuleType], packages: Sequence[str]
+) -> Iterator[tuple[str, Start]]:
     """(the expression, what evaluates it) of each cache that is handed to the module's forward by that name."""
     for function, holder in _functions(module, files):
         for made in _handed_over(module, function, name):
-            yield ast.unparse(made), partial(_evaluated, made=made, function=function, held=holder)
+            maker = _Maker(function, holder, tuple(packages))
+            yield ast.unparse(made), partial(maker.cache, made=made)
 
 
 def _functions(module: nn.Module, files: Sequence[ModuleType]) -> Iterator[tuple[_Function, dict[str, Any]]]:
@@ -88,39 +93,53 @@ def _bound(function: _Function, name: str) -> list[ast.expr]:
     return found
 
 
-def _evaluated(module: nn.Module, x: Tensor, made: ast.expr, function: _Function, held: dict[str, Any]) -> Any:
-    """What such an expression gives for a module and its input; raises LookupError where a name stands for nothing."""
-    code = compile(ast.fix_missing_locations(ast.Expression(made)), "<cache>", "eval")
-    names = {**held, **_local(module, x, made, function, held, _DEEPEST)}
-    return eval(code, names)  # noqa: S307 (the subject's own expression, which its own code runs)
+@dataclass(frozen=True)
+class _Maker:
+    """A function of the subject's, and what the global names of its file stand for."""
+
+    function: _Function
+    held: dict[str, Any]
+    packages: tuple[str, ...]
+
+    def cache(self, module: nn.Module, x: Tensor, made: ast.expr) -> Any:
+        """What such an expression gives for a module and its input.
+
+        Raises LookupError where a name stands for nothing, or where it calls more than what makes values.
+        """
+        return self._value(module, x, made, _DEEPEST)
+
+    def _value(self, module: nn.Module, x: Tensor, made: ast.expr, deepest: int) -> Any:
+        names = {**self.held, **self._local(module, x, made, deepest)}
+        if not only_makes(made, names, self.packages):
+            raise LookupError(ast.unparse(made))
+        code = compile(ast.fix_missing_locations(ast.Expression(made)), "<cache>", "eval")
+        return eval(code, names)  # noqa: S307 (the subject's own expression, of calls that only make values)
+
+    def _local(self, module: nn.Module, x: Tensor, made: ast.expr, deepest: int) -> dict[str, Any]:
+        """What the names of the function that an expression reads stand for."""
+        given = self.function.args
+        arguments = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        reads = _read(made) - {each.id for each in _names(made) if isinstance(each.ctx, ast.Store)}
+        found: dict[str, Any] = {}
+        for name in sorted(reads):
+            bound = _bound(self.function, name)
+            if name in arguments and name in _MODULES:
+                found[name] = module
+            elif len(bound) == 1 and deepest and name not in _read(bound[0]):
+                found[name] = self._value(module, x, bound[0], deepest - 1)
+            elif name in arguments:
+                found[name] = _argument(module, x, name, given)
+            elif name not in self.held and not hasattr(builtins, name):
+                raise LookupError(name)
+        return found
 
 
-def _local(
-    module: nn.Module, x: Tensor, made: ast.expr, function: _Function, held: dict[str, Any], deepest: int
-) -> dict[str, Any]:
-    """What the names of the function that an expression reads stand for."""
-    given = function.args
-    arguments = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-    reads = {each.id for each in ast.walk(made) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
-    reads -= {each.id for each in ast.walk(made) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    found: dict[str, Any] = {}
-    for name in sorted(reads):
-        bound = _bound(function, name)
-        if name in arguments and name in _MODULES:
-            found[name] = module
-        elif (
-            len(bound) == 1
-            and deepest
-            and name not in {each.id for each in ast.walk(bound[0]) if isinstance(each, ast.Name)}
-        ):
-            inner = _local(module, x, bound[0], function, held, deepest - 1)
-            code = compile(ast.fix_missing_locations(ast.Expression(bound[0])), "<name>", "eval")
-            found[name] = eval(code, {**held, **inner})  # noqa: S307
-        elif name in arguments:
-            found[name] = _argument(module, x, name, given)
-        elif name not in held and not hasattr(builtins, name):
-            raise LookupError(name)
-    return found
+def _names(expression: ast.expr) -> list[ast.Name]:
+    return [each for each in ast.walk(expression) if isinstance(each, ast.Name)]
+
+
+def _read(expression: ast.expr) -> set[str]:
+    return {each.id for each in _names(expression) if isinstance(each.ctx, ast.Load)}
 
 
 def _argument(module: nn.Module, x: Tensor, name: str, given: ast.arguments) -> Any:

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.cache_calls import OF_A_CLASS
 from nsa_doctor.adapters.cache_in_code import by_own_code
 from nsa_doctor.adapters.decoding_starts import (
     FIRST_STATE,
     Start,
+    TriedOnce,
     by_making,
     cache_classes,
     num_layers,
@@ -26,18 +28,18 @@ from nsa_doctor.adapters.decoding_starts import (
 )
 from nsa_doctor.core.errors import Caught, attempt
 
-_OF_A_CLASS = re.compile(
-    r"(empty|new|create|initial|init|zeros?|make|fresh|start|begin|build|allocate|for_\w+|from_(model|module|config|cfg))"
-)
 _MOST_FILES = 40
 _SEVERAL = re.compile(r"\b(list|sequence|mutablesequence|tuple)\b", re.IGNORECASE)
 _NAMED = re.compile(r"\b(dict|mapping|mutablemapping)\b", re.IGNORECASE)
 
 
 def by_makers(module: nn.Module, name: str, packages: Sequence[str]) -> Iterator[tuple[str, Start]]:
-    """(words, what makes a cache) for a parameter of that name of the module's forward, each once."""
+    """(words, what makes a cache) for a parameter of that name of the module's forward, each once.
+
+    What raises the first time is not tried again.
+    """
     ways = (
-        *by_own_code(module, name, [*own_files(module, packages), *_files_beside(module, packages)]),
+        *by_own_code(module, name, [*own_files(module, packages), *_files_beside(module, packages)], packages),
         *_by_parts(module, packages),
         *_by_functions(module, packages),
         *_by_methods_of_classes(module, packages),
@@ -47,7 +49,7 @@ def by_makers(module: nn.Module, name: str, packages: Sequence[str]) -> Iterator
     for words, start in ways:
         if words not in seen:
             seen.add(words)
-            yield words, start
+            yield words, TriedOnce(start)
 
 
 def _files_beside(module: nn.Module, packages: Sequence[str]) -> list[ModuleType]:
@@ -101,7 +103,7 @@ def _by_methods_of_classes(module: nn.Module, packages: Sequence[str]) -> Iterat
     for kind in cache_classes(module, packages):
         for name, value in vars(kind).copy().items():
             is_one = isinstance(value, (classmethod, staticmethod))
-            if is_one and (_OF_A_CLASS.fullmatch(name) or FIRST_STATE.fullmatch(name)):
+            if is_one and (OF_A_CLASS.fullmatch(name) or FIRST_STATE.fullmatch(name)):
                 yield from _given_by_names(module, f"{kind.__name__}.{name}", getattr(kind, name))
 
 

@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -43,6 +43,26 @@ def method_of(module: nn.Module, name: str) -> Any:
     return getattr(module, name, None)
 
 
+@dataclass
+class TriedOnce:
+    """A start that raises at once what it raised at first, where it has never made anything."""
+
+    start: Start
+    has_made: bool = False
+    error: BaseException | None = None
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Any:
+        """What it makes for the module and x."""
+        if self.error is not None:
+            raise self.error
+        made = attempt(lambda: self.start(module, x))
+        if not isinstance(made, Caught):
+            self.has_made = True
+            return made
+        self.error = None if self.has_made else made.error
+        raise made.error
+
+
 def called_by(module: nn.Module, name: str, *given: Any) -> Any:
     """What the module's method of that name returns."""
     method: Any = getattr(module, name)
@@ -61,7 +81,7 @@ def num_required(method: Any) -> int:
 
 
 def _where_it_is(make: Any, module: nn.Module) -> dict[str, Any]:
-    """The module's device and dtype for what makes a state and may be told them, as its caller would."""
+    """The module's device and dtype for what makes a state and takes them, as its caller gives them."""
     signature = attempt(lambda: inspect.signature(make))
     known = {} if isinstance(signature, Caught) else signature.parameters
     asked = [name for name in ("device", "dtype") if name in known and known[name].default is None]
@@ -113,7 +133,7 @@ def by_class(module: nn.Module, packages: Sequence[str]) -> Iterator[tuple[str, 
             return kind(*(value_for(module, name, x) for name in names), **_where_it_is(kind, module))
 
         words = f"{kind.__name__}({', '.join(names)})"
-        yield words, start
+        yield words, TriedOnce(start)
         if not any(_OF_LAYERS.fullmatch(name) for name in names) and attempt(lambda: num_layers(module) > 1) is True:
             yield (
                 f"{words} for each layer",
@@ -128,12 +148,12 @@ def cache_classes(module: nn.Module, packages: Sequence[str]) -> list[type]:
     for name in (name for name in files if name.partition(".")[0] in packages or name == "__main__"):
         for label, kind in list(vars(sys.modules[name]).items() if name in sys.modules else ()):
             is_named = isinstance(kind, type) and _IS_A_CACHE.search(label) and not _IS_NONE.search(label)
-            if is_named and _may_be_made(kind, packages):
+            if is_named and may_be_made(kind, packages):
                 found[kind] = None
     return list(found)
 
 
-def _may_be_made(kind: type, packages: Sequence[str]) -> bool:
+def may_be_made(kind: type, packages: Sequence[str]) -> bool:
     """Whether it is of the subject's and of objects that it may hold."""
     is_own = kind.__module__.partition(".")[0] in (*packages, "__main__")
     is_other = issubclass(kind, (nn.Module, Enum, BaseException, Tensor, torch.autograd.Function))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +135,70 @@ class OfLayers(nn.Module):
         return x
 
 
+DONE: list[str] = []
+
+
+def open_cache(path: str = "somewhere") -> TrunkState:
+    DONE.append(path)
+    return TrunkState([None, None])
+
+
+def connected() -> list[Tensor | None]:
+    DONE.append("connected")
+    return [None, None]
+
+
+class Store:
+    """What it keeps, it fetches."""
+
+    def fetched(self) -> TrunkState:
+        return open_cache("fetched")
+
+
+STORE = Store()
+
+
+class DoesMore(Model):
+    """Its code makes caches in ways that do more than that."""
+
+    def opens(self, x: Tensor) -> Tensor:
+        cache = open_cache()
+        return self(x, cache=cache)  # type: ignore[no-any-return]
+
+    def connects(self, x: Tensor) -> Tensor:
+        rows = connected()
+        return self(x, cache=Beyond(rows))  # type: ignore[no-any-return]
+
+    def trains(self, x: Tensor) -> Tensor:
+        return self(x, cache=self.train_step(x))  # type: ignore[no-any-return]
+
+    def fetches(self, x: Tensor) -> Tensor:
+        return self(x, cache=[STORE.fetched() for _ in range(2)])  # type: ignore[no-any-return]
+
+    def writes(self, x: Tensor) -> Tensor:
+        return self(x, cache=[open("written", "w")])  # type: ignore[no-any-return]
+
+    def deferred(self, x: Tensor) -> Tensor:
+        return self(x, cache=[(lambda: open_cache("deferred"))()])  # type: ignore[no-any-return]
+
+    def train_step(self, x: Tensor) -> TrunkState:
+        DONE.append("trained")
+        return TrunkState([None, None])
+
+
+class SlowCache:
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        DONE.append("slow")
+        raise RuntimeError("no such thing here")
+
+
+class HasASlowOne(Model):
+    def opens(self, x: Tensor) -> Tensor:
+        return self(x, cache=SlowCache())  # type: ignore[no-any-return]
+
+
 def subject_of(make: Callable[[], nn.Module]) -> Subject:
     def factory() -> nn.Module:
         torch.manual_seed(0)
@@ -171,3 +236,27 @@ def test_a_class_may_make_it_by_a_method_or_of_a_list() -> None:
     module = Model(Trunk)
     made = {words: start(module, torch.zeros(1, 1)) for words, start in by_makers(module, "cache", ("tests",))}
     assert made["TrunkState.for_model(n_layers)"] == made["TrunkState(rows)"] == TrunkState([None, None])
+
+
+def test_what_does_more_than_make_a_cache_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    DONE.clear()
+    module = DoesMore(Trunk)
+    ways = [way for way in by_makers(module, "cache", ("tests",)) if way[0].startswith(("open", "Beyond", "self", "["))]
+    assert len(ways) == 6, [words for words, _ in ways]
+    for words, start in ways:
+        with pytest.raises(LookupError):
+            start(module, torch.zeros(1, 1, DIM))
+        assert words
+    assert DONE == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_made_is_tried_once() -> None:
+    DONE.clear()
+    module = HasASlowOne(Trunk)
+    (start,) = (start for words, start in by_makers(module, "cache", ("tests",)) if words == "SlowCache()")
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="no such thing here"):
+            start(module, torch.zeros(1, 1, DIM))
+    assert DONE == ["slow"]
