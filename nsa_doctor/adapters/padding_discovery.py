@@ -259,9 +259,11 @@ def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
         if not all(torch.equal(given(mask), plain) for mask in (every, first, ~first)):
             return False
         length, call = x.shape[1], partial(given, first)
-        if is_kept_from_parts(sp.module, name) or is_left_by_parts(sp.module, call, length):
+        if is_kept_from_parts(sp.module, name):
             return True
-        return _is_read_by_all(sp, x) and is_left_where_tokens_attend(sp.module, name, call, length)
+        if not _is_read_by_all(sp, x):
+            return False
+        return is_left_by_parts(sp.module, call, length) or is_left_where_tokens_attend(sp.module, name, call, length)
 
 
 def _is_read_by_all(sp: BuiltModule, x: Tensor) -> bool:

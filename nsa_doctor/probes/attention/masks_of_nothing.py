@@ -11,11 +11,16 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.recording import Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.numerics.paired_operations import OF_LAYOUT
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _OWN = 19, 12  # tokens, and those before the padding
 _COMPARING = frozenset({"ne", "eq", "to_copy", "logical_not"})
 _FILLING = frozenset({"masked_fill", "masked_fill_", "where"})
+_REDUCING = frozenset(
+    {"abs", "sum", "mean", "amax", "amin", "max", "min", "norm", "linalg_vector_norm", "sqrt", "pow", "square", "sign"}
+)
+_PICKING = OF_LAYOUT | {"select", "slice", "squeeze", "unsqueeze", "to_copy", "constant_pad_nd"}
 _HIDING = -1e4
 _ROWS = 2
 
@@ -40,7 +45,7 @@ def masks_of_nothing(subject: Subject) -> Iterator[MaskOfNothing]:
         if not _compares(each, length) or not all(_hides_nothing(run, number, length) for run in passes):
             continue
         reader = _reader(first.operations, number)
-        if reader is None or not each.place.file:
+        if reader is None or not each.place.file or _is_a_gate(first.operations, number, length):
             continue
         other.module.load_state_dict(subject.build(subject.seed + 1).state_dict())
         moved = _pass(other, next(_padded_rows(sp, length))).operations
@@ -89,6 +94,25 @@ def _hides_nothing(run: Recording, number: int, length: int) -> bool:
     """Whether no token compares as zero, those of padding neither."""
     operation = run.operations[number] if number < len(run.operations) else None
     return operation is not None and _compares(operation, length) and bool((operation.read[0][1] != 0).all())
+
+
+def _is_a_gate(operations: Sequence[Operation], number: int, length: int) -> bool:
+    """Whether what is compared is a number that is made of each token, and shut by zero, or is of pairs of tokens.
+
+    What only sums up a token's values, or picks one, is none.
+    """
+    made_by = operations[number].read[0][0]
+    while made_by >= 0:
+        each = operations[made_by]
+        inputs = [(maker, value) for maker, value in each.read if value.ndim]
+        if not inputs or not each.results or each.results[0].numel() != _ROWS * length:
+            return False
+        if each.name not in _REDUCING | _PICKING:
+            return True
+        made_by, value = inputs[0]
+        if value.ndim > 2 and value.shape[-2:] == (length, length):
+            return True
+    return False
 
 
 def _reader(operations: Sequence[Operation], number: int) -> Operation | None:

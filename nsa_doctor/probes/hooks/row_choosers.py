@@ -29,7 +29,7 @@ _BY_INDEX = ("index_select", "gather", "take", "take_along_dim", "index")
 _SHARED = re.compile(
     r"\bshared?\b|\bsame (for|in|over|across)\b|common to|not (re)?order|not (chosen|selected|picked)"
     r"|(per|by|of each) slot|stays?\b|constant (over|across)|static|on purpose|does not depend on the row"
-    r"|every (beam|row) (has|holds|sees)",
+    r"|every (beam|row) (has|holds|sees)|\bmemo\b|scratch|(set|made) again|recomputed|overwritten",
     re.IGNORECASE,
 )
 _MOST_LINES = 80
@@ -78,7 +78,18 @@ def choosers_of(kind: type, frames: FrameFilter) -> list[Chooser]:
             continue
         if not issubclass(kind, nn.Module) or _is_kept(tree):
             found.append(Chooser(name, tree, code))
-    return found
+    return [each for each in found if not any(_is_a_part_of(each, other) for other in found if other is not each)]
+
+
+def _is_a_part_of(chooser: Chooser, other: Chooser) -> bool:
+    """Whether the other one calls it, of the same object, among other things that it chooses."""
+    calls = [node.func for node in ast.walk(other.tree) if isinstance(node, ast.Call)]
+    own = [call.attr for call in calls if isinstance(call, ast.Attribute) and _is_self(call.value, other.tree)]
+    return chooser.name in own and len(own) > 1
+
+
+def _is_self(node: ast.expr, tree: ast.FunctionDef) -> bool:
+    return isinstance(node, ast.Name) and bool(tree.args.args) and node.id == tree.args.args[0].arg
 
 
 def is_said_to_be_shared(kind: type, chooser: Chooser, name: str) -> bool:

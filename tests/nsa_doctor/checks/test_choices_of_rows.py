@@ -149,6 +149,20 @@ class Said:
         return Said(self.keys[index], self.values[index], self.bias)
 
 
+class ByTurns(InPlace):
+    """One method for each field, and one that calls both."""
+
+    def reorder_keys(self, beams: Tensor) -> None:
+        self.keys = self.keys[beams]
+
+    def reorder_values(self, beams: Tensor) -> None:
+        self.values = self.values[beams]
+
+    def reorder(self, beams: Tensor) -> None:
+        self.reorder_keys(beams)
+        self.reorder_values(beams)
+
+
 @dataclass
 class Encoded:
     keys: Tensor
@@ -208,6 +222,7 @@ HEALTHY = {
     "whole": lambda x: value(x, Whole),
     "the same in all rows": lambda x: Counting(x, torch.full((len(x),), x.shape[1]), x[:, 0, 0] > 0),
     "said": lambda x: Said(x, x * 2, x[:, 0]),
+    "by turns": ByTurns,
     "encoded": lambda x: Encoded(x, x * 2, x * 3),
     "its callers": lambda x: Replaced(x, x * 2, x[:, 0, 0]),
     "another answer": lambda x: ByLayers(x, x * 2),

@@ -122,8 +122,38 @@ class OfScores(Embeds):
         return x + scores.masked_fill(scores == 0, -1e9).softmax(-1) @ x
 
 
+class ShutByAGate(Embeds):
+    """Tokens whose gate is shut are no keys; on these weights none is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(DIM, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.nn.functional.softshrink(self.gate(x)[..., 0] + 9, 0.1)
+        return self.attend(x, gate == 0) * gate.mean(1)[:, None, None]
+
+
+class OfDegrees(Embeds):
+    """Nodes without an edge are read by none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        edges = (x @ x.mT + 9).relu()
+        return self.attend(x, edges.sum(-1) == 0)
+
+
 FAULTY = [Embeds, BehindPositions, OfOneChannel, ByTorch, OfIds]
-HEALTHY = [OfTheInput, WithoutABias, OfARowOfZeros, DividesByNoZero, CountsWhatIsActive, OfScores]
+HEALTHY = [
+    OfTheInput,
+    WithoutABias,
+    OfARowOfZeros,
+    DividesByNoZero,
+    CountsWhatIsActive,
+    OfScores,
+    ShutByAGate,
+    OfDegrees,
+]
 
 
 def examined(kind: Callable[[], nn.Module]) -> Result:
