@@ -1,12 +1,12 @@
 """The calls of a subject's functions in a region, with what each is given and gives: which of two regions share one."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.frames import FrameFilter
 
 _SUBJECTS = 3  # the rank of its own lines
@@ -56,12 +56,8 @@ def _watching(frames: FrameFilter, seen: list[Call]) -> Iterator[None]:
         elif event == "return" and frame in open_calls:
             open_calls.pop(frame).answer = answer
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 def _switches(given: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ another last token changes it: what depends on a prompt alone may be one for all
 
 import copy
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
@@ -152,12 +152,8 @@ def _watched(frames: FrameFilter, kinds: Kinds, seen: list[Any]) -> Iterator[Non
             for value in returned if isinstance(returned, tuple) else (returned,):
                 note(value)
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 def _tensors(value: Any) -> dict[str, Tensor]:

@@ -1,13 +1,13 @@
 """Which variables of the environment a subject's own code reads, and on which line."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.internal import frame_above
@@ -45,7 +45,7 @@ def environment_reads(frames: FrameFilter) -> Iterator[dict[str, Place]]:
 def answers_to(name: str) -> Iterator[list[Any]]:
     """What the functions return that ask for that variable in this region, call by call."""
     kind: Any = type(os.environ)
-    original, before = kind.__getitem__, sys.getprofile()
+    original = kind.__getitem__
     asking: list[FrameType] = []
     answers: list[Any] = []
 
@@ -58,12 +58,8 @@ def answers_to(name: str) -> Iterator[list[Any]]:
         if event == "return" and any(frame is each for each in asking):
             answers.append(arg)
 
-    sys.setprofile(look)
-    try:
-        with patch.object(kind, "__getitem__", ask):
-            yield answers
-    finally:
-        sys.setprofile(before)
+    with calls_seen_by(look), patch.object(kind, "__getitem__", ask):
+        yield answers
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import ast
 import dis
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
@@ -57,12 +57,8 @@ class FunctionsRun:
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Until the region ends."""
-        before = sys.getprofile()
-        sys.setprofile(self._look)
-        try:
+        with calls_seen_by(self._look):
             yield
-        finally:
-            sys.setprofile(before)
 
     def given_for_nothing(self, root: nn.Module) -> Iterator[GivenForNothing]:
         """Of those functions the arguments that are given and come to nothing; `root` is the module that ran."""

@@ -1,12 +1,12 @@
 """Whether code that runs looks at hashes of words, which are others in each process: by `hash()` or through a set."""
 
 import dis
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.frames import FrameFilter
 
 _NAMES = frozenset(("hash", "set", "frozenset"))
@@ -18,7 +18,6 @@ _OWN = 3  # rank of the subject's own code
 def own_code_that_runs(packages: tuple[str, ...]) -> Iterator[set[CodeType]]:
     """The functions of the subject that this thread calls in this region."""
     frames, codes, own = FrameFilter(packages), set[CodeType](), set[CodeType]()
-    before = sys.getprofile()
 
     def look(frame: FrameType, event: str, _arg: Any) -> None:
         code = frame.f_code
@@ -27,11 +26,8 @@ def own_code_that_runs(packages: tuple[str, ...]) -> Iterator[set[CodeType]]:
             if frames.rank_of(code) == _OWN:
                 own.add(code)
 
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield own
-    finally:
-        sys.setprofile(before)
 
 
 def looks_at_hashes(code: CodeType) -> bool:

@@ -6,7 +6,6 @@ where the container is filled are read: the innermost whose statement, or a loca
 
 import ast
 import linecache
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from types import CodeType, FrameType
 
 from torch import nn
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.syntax import last_name
@@ -109,12 +109,8 @@ def _fillings(frames: FrameFilter) -> Iterator[dict[int, list[tuple[Line, ...]]]
             stacks.append(stack)
             alive.append(holder)
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield found
-    finally:
-        sys.setprofile(before)
         del alive[:]
 
 

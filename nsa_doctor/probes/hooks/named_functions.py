@@ -1,7 +1,6 @@
 """Functions of Python modules that a pass calls, of those whose names are asked for, and what they are called with."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 
@@ -46,12 +46,8 @@ def functions_called(frames: FrameFilter, is_meant: Callable[[str], bool]) -> It
             seen.add(code)
             attempt(lambda: note(frame, code))  # what it raised would be raised in the subject's frame
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield found
-    finally:
-        sys.setprofile(before)
 
 
 def _call_of(function: Callable[..., Any], code: CodeType, frame: FrameType) -> FunctionCall | None:

@@ -1,7 +1,6 @@
 """Calls of the subject's own functions and methods in a pass, of those whose names say that another one undoes them."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.hooks.inverse_names import Role, roles_of, roles_of_mode
@@ -97,12 +97,8 @@ def own_calls(frames: FrameFilter) -> Iterator[list[OwnCall]]:
         if own[code]:
             attempt(lambda: note(frame, code))  # what it raised would be raised in the subject's frame
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield found
-    finally:
-        sys.setprofile(before)
 
 
 def _is_beside_another(frame: FrameType, code: CodeType, found_out: dict[tuple[Any, ...], bool]) -> bool:

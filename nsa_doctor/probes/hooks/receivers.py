@@ -1,13 +1,13 @@
 """Which functions of the subject's own code are handed a tensor, and whether they read it."""
 
 import dis
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.frames import FrameFilter
 
 
@@ -45,12 +45,8 @@ def receivers(frames: FrameFilter, is_one: Callable[[Any], bool]) -> Iterator[li
         handed = frame.f_locals
         found.extend(Receiver(code, name) for name in code.co_varnames[:count] if is_one(handed.get(name)))
 
-    before = sys.getprofile()
-    sys.setprofile(called)
-    try:
+    with calls_seen_by(called):
         yield found
-    finally:
-        sys.setprofile(before)
 
 
 def _names(value: Any) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ import ast
 import inspect
 import math
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
@@ -87,12 +87,8 @@ def started() -> Iterator[set[CodeType]]:
         if event == "call":
             codes.add(frame.f_code)
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield codes
-    finally:
-        sys.setprofile(before)
 
 
 def _methods(root: nn.Module, frames: FrameFilter, codes: set[CodeType]) -> Iterator[tuple[str, type, str]]:

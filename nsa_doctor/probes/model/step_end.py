@@ -1,6 +1,5 @@
 """Where a training step that asked for gradients came to its end without stepping."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
@@ -45,12 +45,8 @@ class _Ending:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """See functions return, until the region ends."""
-        before = sys.getprofile()
-        sys.setprofile(self._see)
-        try:
+        with calls_seen_by(self._see):
             yield
-        finally:
-            sys.setprofile(before)
 
     def _see(self, frame: FrameType, event: str, _arg: Any) -> None:
         code = frame.f_code

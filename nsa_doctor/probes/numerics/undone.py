@@ -1,7 +1,6 @@
 """What two functions do one after the other, of which one is to undo the other: by what operations, and what comes."""
 
 import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.calls import calls_seen_by
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.hooks.own_calls import OwnCall
 from nsa_doctor.probes.internal import DispatchWatcher
@@ -116,12 +116,8 @@ def _names(frames: FrameFilter, names: set[str]) -> Iterator[None]:
             if frames.rank_of(code) >= 2:
                 names.update(code.co_names, (each for each in code.co_consts if isinstance(each, str)))
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 def reads_more(second: OwnCall, names: set[str], others: set[str]) -> bool:
